@@ -83,14 +83,19 @@ func (f *File) openRing(dir string, o *FileOptions) error {
 		began         time.Time
 	}
 	var all []entry
-	var newest time.Time
 	for _, e := range list { // sorted, and so by time
 		if began, service, ok := ring.Parse(e.Name()); ok {
-			all, newest = append(all, entry{e.Name(), service, began}), began
+			all = append(all, entry{e.Name(), service, began})
 		}
 	}
 	if len(all) == 0 {
 		return fmt.Errorf("%s has no profiles of unspool agent", dir)
+	}
+	newest, now := all[len(all)-1].began, time.Now()
+	for _, e := range all {
+		if !e.began.After(now) { // else a clock was ahead, perhaps that of all
+			newest = e.began
+		}
 	}
 	f.Ring = &Ring{}
 	since, until := o.Filter.Since, o.Filter.Until

@@ -54,6 +54,7 @@ func TestRing(t *testing.T) {
 		}
 		return out, err
 	}
+	ahead := ring.Name(time.Now().Add(48*time.Hour), 120, "web")
 	for _, c := range []struct {
 		name           string
 		f              Filter
@@ -66,7 +67,15 @@ func TestRing(t *testing.T) {
 		{"between", Filter{Since: at(10).Add(time.Second), Until: at(11)}, 2, 4, 4},
 		{"a service", Filter{Service: regexp.MustCompile("^web$")}, 61, 0, 61},
 		{"a process", Filter{PIDs: []int{2}, Since: at(110).Add(time.Second)}, 0, 20, 10},
+		{"the last hour, and what a clock that was ahead has left", Filter{}, 62, 122, 123},
 	} {
+		if strings.Contains(c.name, "ahead") {
+			b, err := os.ReadFile(filepath.Join(dir, ring.Name(at(119), 119, "web")))
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(ahead, b)
+		}
 		f, err := open(c.f)
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)
@@ -83,6 +92,7 @@ func TestRing(t *testing.T) {
 			t.Errorf("%s: %v in %d files, %d stacks; want %d, %d in %d", c.name, got, f.Ring.Files, len(f.Pprof.Stacks), c.web, c.db, c.files)
 		}
 	}
+	os.Remove(filepath.Join(dir, ahead))
 	for want, f := range map[string]Filter{
 		"no samples of that time":   {Since: at(1000)},
 		"no samples of that time, ": {Service: regexp.MustCompile("^x$")},

@@ -3,6 +3,7 @@ package daemon
 import (
 	"net"
 	"net/http"
+	"net/netip"
 	"sync"
 	"time"
 )
@@ -11,7 +12,7 @@ const (
 	slowClient = 10 * time.Second // for a request over HTTP
 	maxHeader  = 8 << 10          // bytes of its header; the server takes 4 KiB more
 	maxClients = 64               // connections at a time
-	maxOfOne   = maxClients / 2   // of these, from one address: others, such as the kubelet, find the rest
+	maxOfOne   = maxClients / 2   // of these, from one address or network: others, such as the kubelet, find the rest
 )
 
 // answer answers over HTTP, until stop is called. Whoever reaches the address costs a bounded number of bytes.
@@ -27,7 +28,7 @@ type bounded struct {
 
 	mu   sync.Mutex
 	all  int
-	from map[string]int // by address
+	from map[string]int // by networkOf
 }
 
 // A client is a connection that counts until it is closed.
@@ -47,15 +48,26 @@ func (l *bounded) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		from := c.RemoteAddr().String()
-		if host, _, err := net.SplitHostPort(from); err == nil {
-			from = host
-		}
+		from := networkOf(c.RemoteAddr())
 		if l.enter(from) {
 			return &client{c, sync.OnceFunc(func() { l.leave(from) })}, nil
 		}
 		c.Close()
 	}
+}
+
+// networkOf returns whose connections count together: those of an address, or of the 64 bits before the interface's of IPv6, where a host may choose the rest.
+func networkOf(from net.Addr) string {
+	a, err := netip.ParseAddrPort(from.String())
+	if err != nil {
+		return from.String()
+	}
+	ip := a.Addr().Unmap().WithZone("")
+	bits := ip.BitLen()
+	if ip.Is6() {
+		bits = 64
+	}
+	return netip.PrefixFrom(ip, bits).Masked().String()
 }
 
 // enter counts a connection from an address, unless there are too many.

@@ -88,3 +88,19 @@ func TestLongHeader(t *testing.T) {
 		}
 	}
 }
+
+// TestNetworkOf: addresses that one host may choose count together.
+func TestNetworkOf(t *testing.T) {
+	for from, want := range map[string]string{
+		"192.0.2.7:80": "192.0.2.7/32", "[::ffff:192.0.2.7]:80": "192.0.2.7/32",
+		"[2001:db8:1:2:3:4:5:6]:80": "2001:db8:1:2::/64", "[2001:db8:1:2::1]:81": "2001:db8:1:2::/64", "[2001:db8:1:3::1]:80": "2001:db8:1:3::/64", "[fe80::1%eth0]:80": "fe80::/64",
+	} {
+		addr, err := net.ResolveTCPAddr("tcp", from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := networkOf(addr); got != want {
+			t.Errorf("%s: %s, want %s", from, got, want)
+		}
+	}
+}
