@@ -255,7 +255,7 @@ func (a *Agent) late(samples uint64) bool {
 type unnamed struct{ profile.Namer }
 
 func (n unnamed) User(m *unwind.Module, offs []uint64, names []profile.Name) {
-	if m.PID != 0 || !export.HasDebugFile(&profile.Module{Path: m.Path, BuildID: m.BuildID}) {
+	if is := profile.ModuleOf(m); m.PID != 0 || !export.HasDebugFile(&is) {
 		n.Namer.User(m, offs, names)
 	}
 }

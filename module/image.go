@@ -21,6 +21,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -192,10 +193,20 @@ type Image struct {
 type File struct {
 	unix.Stat_t
 	Private bool // only root and this user could change or replace it
+
+	layered bool // its file system takes files from others
 }
 
 // File describes the image's file; nil for an image in memory.
 func (img *Image) File() *File { return img.file }
+
+// Changed says whether somebody has written to the image's file since it was opened: its path leads to the same file, with another size or time. What was
+// read before Changed said no is of the file that was opened. Of a file that has another path by now, or none, nobody knows.
+func (img *Image) Changed() bool {
+	var is unix.Stat_t
+	was := img.file
+	return was != nil && unix.Stat(img.name, &is) == nil && is.Dev == was.Dev && is.Ino == was.Ino && (is.Size != was.Size || is.Mtim != was.Mtim)
+}
 
 type inflated struct {
 	b   []byte
@@ -239,18 +250,22 @@ func OpenFile(path string) (*os.File, error) { return procfs.Open(path) }
 func Map(f *os.File) (*Image, error) { return mapFile(f, false) }
 
 func mapFile(f *os.File, expand bool) (*Image, error) {
-	path := f.Name()
-	st, err := f.Stat()
-	if err != nil {
-		return nil, err
+	path, file := f.Name(), &File{}
+	var on unix.Statfs_t
+	if err := unix.Fstat(int(f.Fd()), &file.Stat_t); err != nil { // before anything is read: see Changed
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	if !st.Mode().IsRegular() {
+	if err := unix.Fstatfs(int(f.Fd()), &on); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	file.layered = on.Type == unix.OVERLAYFS_SUPER_MAGIC || on.Type == unix.FUSE_SUPER_MAGIC
+	if file.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil, fmt.Errorf("%s: not a regular file", path)
 	}
-	if st.Size() == 0 || st.Size() > math.MaxInt { // neither can be mapped
+	if file.Size == 0 || file.Size > math.MaxInt { // neither can be mapped
 		return nil, &Error{path, 0, "header", ErrFormat}
 	}
-	b, err := unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ, unix.MAP_PRIVATE)
+	b, err := unix.Mmap(int(f.Fd()), 0, int(file.Size), unix.PROT_READ, unix.MAP_PRIVATE)
 	if err != nil {
 		return nil, fmt.Errorf("map %s: %w", path, err)
 	}
@@ -263,10 +278,8 @@ func mapFile(f *os.File, expand bool) (*Image, error) {
 		unix.Munmap(b)
 		return nil, err
 	}
-	img.file = &File{Private: procfs.Private(f)}
-	if err := unix.Fstat(int(f.Fd()), &img.file.Stat_t); err != nil {
-		img.file = nil
-	}
+	file.Private = procfs.Private(f)
+	img.file = file
 	img.holders.Store(1)
 	mapped.mu.Lock()
 	defer mapped.mu.Unlock()
@@ -393,13 +406,16 @@ func (img *Image) Close() error {
 	return img.Release()
 }
 
-// imageCost is about what an open image takes beside its file, in bytes.
-const imageCost = 16 << 10
+// imageCost is about what an open image takes beside its file, in bytes, with fewSections.
+const (
+	imageCost   = 16 << 10
+	fewSections = 64
+)
 
 // cost is what the image takes of a Budget.
 func (img *Image) cost() int64 {
-	n := int64(len(img.b))
-	return imageCost + min(n, smallFile) + max(0, n-smallFile)/4
+	n, more := int64(len(img.b)), int64(max(0, len(img.secs)-fewSections))
+	return imageCost + more*int64(unsafe.Sizeof(Section{})) + min(n, smallFile) + max(0, n-smallFile)/4
 }
 
 // Inflated returns how many bytes the image's compressed sections take that were expanded.
@@ -540,9 +556,6 @@ func (img *Image) Format() string { return img.format.name }
 
 // BuildID returns what names the build in the file (ELF: the contents of the NT_GNU_BUILD_ID note; Mach-O: of LC_UUID), or nil. The caller must not change the result. It stays valid after Close.
 func (img *Image) BuildID() []byte { return img.buildID() }
-
-// Another stands for the build ID of a file that was recorded without a build ID and is known to differ from the file at its path.
-const Another = "another"
 
 // SameBuildID compares build IDs in hex. Records pad short ones with zeros.
 func SameBuildID(a, b string) bool {

@@ -79,7 +79,7 @@ type found struct {
 type ReplacedError struct {
 	Path string
 	Have string // build ID, in hex
-	Want string // the recorded build ID; Another: unknown, but not Have
+	Want string // the recorded build ID; Another: unknown, but this is another file
 }
 
 // A MachineError says that a file is not for the machine that was recorded.
@@ -107,8 +107,8 @@ func (e *ReplacedError) Error() string {
 	return fmt.Sprintf("%s: the file has changed: build ID %s, recorded %s", e.Path, e.Have, e.Want)
 }
 
-// Find returns the image of the file that is mapped under the name path. buildID is the recorded build ID, in hex; "" if unknown; or Another.
-// A file with another build ID is refused. pid is a process that maps the file; 0 is none. The caller releases the image.
+// Find returns the image of the file that is mapped under the name path. buildID is the recorded build ID, in hex; "" if unknown; or Inode or Another.
+// A file with another build ID or inode is refused. pid is a process that maps the file; 0 is none. The caller releases the image.
 //
 // in is the process in whose root directory the file was found, because no path of this machine leads to it: a file in a container, or a
 // deleted file. It is 0 for all other files. A mapping without a file, such as code that a program wrote, has no image and no error. If no
@@ -134,7 +134,7 @@ func (l *Locator) Find(path, buildID string, pid int) (img *Image, in int, err e
 	return f.img, f.in, nil
 }
 
-// hold returns a file that is open, held for the caller; nil if it is not.
+// hold returns a file that is open, held for the caller; nil if it is not, or if it has changed.
 func hold[K comparable](l *Locator, open *map[K]*found, key K) *found {
 	l.mu.Lock()
 	f := (*open)[key]
@@ -142,10 +142,22 @@ func hold[K comparable](l *Locator, open *map[K]*found, key K) *found {
 		f.img.Hold()
 	}
 	l.mu.Unlock()
-	if f != nil {
-		f.share.Touch()
+	if f == nil {
+		return nil
 	}
-	return f
+	if !f.img.Changed() {
+		f.share.Touch()
+		return f
+	}
+	l.mu.Lock()
+	if f.listed {
+		delete(*open, key)
+		f.share.Remove()
+		f.close()
+	}
+	l.mu.Unlock()
+	f.img.Release()
+	return nil
 }
 
 // keep keeps a file that was just opened, until Close or until it is too much for the budget, and returns it, held for the caller. Where somebody was
@@ -276,23 +288,31 @@ func (l *Locator) find(m *arch.Machine, path, buildID string, pid int) (*Image, 
 	}
 	var why error
 	var foreign *MachineError
+	var likely *place
 	for p := range l.places(path, buildID, pid) {
 		img, err := p.image(func(img *Image) error {
 			if err := fits(m, p.path, img); err != nil {
 				return err
 			}
 			switch {
+			case p.kind == belowRoot && !IsBuildID(buildID):
+				return nil
+			case isInode(buildID):
+				return hasInode(path, img, buildID)
 			case p.kind == atPath && buildID != "":
 				return replaced(path, img, buildID)
-			case p.kind == atPath || p.kind == belowRoot && !known(buildID):
+			case p.kind == atPath:
 				return nil
-			case !known(buildID):
+			case !IsBuildID(buildID):
 				return errUnknown
 			}
 			return HasBuildID(img, buildID)
 		})
 		if err == nil {
 			return img, p.in, nil
+		}
+		if errors.Is(err, errLayered) && (p.kind == atPath || p.kind == ofProcess) {
+			likely = &p // rather the process's
 		}
 		if foreign == nil && errors.As(err, &foreign) {
 			continue
@@ -302,6 +322,11 @@ func (l *Locator) find(m *arch.Machine, path, buildID string, pid int) (*Image, 
 			if why = err; isDump(path) && !errors.As(err, &other) {
 				return nil, 0, nil
 			}
+		}
+	}
+	if likely != nil {
+		if img, err := likely.image(func(img *Image) error { return fits(m, likely.path, img) }); err == nil {
+			return img, likely.in, nil
 		}
 	}
 	if foreign != nil {
@@ -361,7 +386,7 @@ func (l *Locator) Search(w Wanted) (img *Image, in int, refused []Refusal) {
 			}
 		}
 	}
-	if img == nil || !known(w.BuildID) || Guard(func() error { return HasBuildID(img, w.BuildID) }) != nil {
+	if img == nil || !IsBuildID(w.BuildID) || Guard(func() error { return HasBuildID(img, w.BuildID) }) != nil {
 		return img, in, refused
 	}
 	key := located{path: img.Name(), buildID: w.BuildID, machine: m}
@@ -371,8 +396,6 @@ func (l *Locator) Search(w Wanted) (img *Image, in int, refused []Refusal) {
 	f := keep(l, &l.open, key, &found{img: img, in: in})
 	return f.img, f.in, refused
 }
-
-func known(buildID string) bool { return buildID != "" && buildID != Another }
 
 // A place is where a file may be.
 type place struct {
@@ -390,11 +413,12 @@ const (
 	belowRoot           // below Locator.Sysroot
 	linkedOut           // where a link below Locator.Sysroot leads out of it
 	atPath              // at the path itself
+	ofProcess           // at the path in the process that maps it
 	byID                // in Locator.Dirs
 	first               // Wanted.First
 )
 
-// places returns the places of a file, in order. Those that only a known build ID can tell from others come only with one.
+// places returns the places of a file, in order. Those that only a build ID or an inode can tell from others come only with one.
 func (l *Locator) places(path, buildID string, pid int) iter.Seq[place] {
 	return func(yield func(place) bool) {
 		if OnDisk(path) {
@@ -410,7 +434,7 @@ func (l *Locator) places(path, buildID string, pid int) iter.Seq[place] {
 				return
 			}
 		}
-		if !known(buildID) {
+		if !IsBuildID(buildID) && !isInode(buildID) {
 			return
 		}
 		for _, name := range identified(l.Dirs, buildID) {
@@ -512,14 +536,15 @@ func isDump(file string) bool {
 // inProcess yields the places of a file that a process has mapped: below its root directory, or, where it has been deleted, through the mapping
 // (proc(5): /proc/PID/exe; /proc/PID/map_files, which takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE).
 func inProcess(pid int, path string, yield func(place) bool) bool {
-	if !yield(rooted(pid, path)) {
+	p := rooted(pid, path)
+	if p.kind = ofProcess; !yield(p) {
 		return false
 	}
-	through := func(name string) bool {
-		return yield(place{name, elsewhere, pid, func() (*os.File, error) { return OpenFile(name) }})
+	through := func(name string, kind placeKind) bool {
+		return yield(place{name, kind, pid, func() (*os.File, error) { return OpenFile(name) }})
 	}
 	proc := fmt.Sprintf("/proc/%d/", pid)
-	if !through(proc + "exe") {
+	if !through(proc+"exe", elsewhere) {
 		return false
 	}
 	f, err := os.Open(proc + "maps")
@@ -532,7 +557,7 @@ func inProcess(pid int, path string, yield func(place) bool) bool {
 	for _, m := range maps {
 		if strings.TrimSuffix(m.Name, deleted) == strings.TrimSuffix(path, deleted) && !tried[m.Inode] {
 			tried[m.Inode] = true
-			if !through(fmt.Sprintf("%smap_files/%x-%x", proc, m.Lo, m.Hi)) {
+			if !through(fmt.Sprintf("%smap_files/%x-%x", proc, m.Lo, m.Hi), ofProcess) {
 				return false
 			}
 		}

@@ -285,7 +285,7 @@ func (s *Set) read(m *unwind.Module, was **module.File) *unwind.Code {
 
 // sameFile says whether a file that was opened again is the one that was read before, nil for none: where nobody knows a build ID.
 func sameFile(m *unwind.Module, was, is *module.File) bool {
-	if was == nil || is == nil || m.BuildID != "" && m.BuildID != module.Another {
+	if was == nil || is == nil || module.IsBuildID(m.BuildID) {
 		return true
 	}
 	return was.Dev == is.Dev && was.Ino == is.Ino && was.Size == is.Size && was.Mtim == is.Mtim

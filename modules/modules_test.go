@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/internal/oracle"
@@ -122,9 +124,15 @@ func TestContainer(t *testing.T) {
 	if _, in, err := s.Files.Find("/bin/sh", "", 0); in != 0 || err != nil {
 		t.Errorf("/bin/sh is in process %d; %v", in, err)
 	}
-	for _, other := range []string{"", strings.Repeat("ab", 20)} {
+	st := &img.File().Stat_t
+	inode := func(n uint64) string { return module.Inode(unix.Major(st.Dev), unix.Minor(st.Dev), n) }
+	m = s.Module("/only-in-there", inode(st.Ino))
+	if c := m.Code(); c == nil || c.Err != nil || c.Stepper == nil {
+		t.Errorf("by inode: %+v", c)
+	}
+	for _, other := range []string{"", strings.Repeat("ab", 20), inode(st.Ino + 1), module.Another} {
 		if c := s.Module("/only-in-there", other).Code(); c == nil || c.Err == nil || !errors.Is(c.Err, fs.ErrNotExist) {
-			t.Errorf("build ID %q: %+v", other, c)
+			t.Errorf("build ID or inode %q: %+v", other, c)
 		}
 	}
 }

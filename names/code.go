@@ -80,7 +80,7 @@ func (n *Namer) framesIn(img *module.Image) *format.Unwind {
 // Open returns the file of a profile's module; nil without an error for a module without a file. The file has the recorded build ID, or none.
 // It stays open until Close.
 func (n *Namer) Open(m *profile.Module) (*module.Image, error) {
-	img, _, err := n.files.Find(m.Path, m.BuildID, 0)
+	img, _, err := n.files.Find(m.Path, m.Key(), 0)
 	if img == nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (n *Namer) Open(m *profile.Module) (*module.Image, error) {
 
 // Bounds returns the range of the function that contains v, from the symbol table or else from unwind information.
 func (n *Namer) Bounds(m *profile.Module, v arch.Vaddr) (lo, hi arch.Vaddr, ok bool) {
-	if s := n.symbols.Module(m.Path, m.BuildID).Resolve([]arch.Vaddr{v})[0]; s.Name != "" && s.Size > 0 {
+	if s := n.symbols.Module(m.Path, m.Key()).Resolve([]arch.Vaddr{v})[0]; s.Name != "" && s.Size > 0 {
 		return s.Start, s.Start + arch.Vaddr(s.Size), true
 	}
 	img, _ := n.Open(m)
@@ -107,11 +107,11 @@ func (n *Namer) Bounds(m *profile.Module, v arch.Vaddr) (lo, hi arch.Vaddr, ok b
 
 // Symbol returns the name of the function that contains v, and v's offset in the function; "" if there is no name.
 func (n *Namer) Symbol(m *profile.Module, v arch.Vaddr) (name string, off uint64) {
-	s := n.symbols.Module(m.Path, m.BuildID).Resolve([]arch.Vaddr{v})[0]
+	s := n.symbols.Module(m.Path, m.Key()).Resolve([]arch.Vaddr{v})[0]
 	return s.Name, uint64(v - s.Start)
 }
 
 // Places returns the source places of each address of a module, as symbol.Table.Places does.
 func (n *Namer) Places(m *profile.Module, addrs []arch.Vaddr) [][]symbol.Place {
-	return n.symbols.Module(m.Path, m.BuildID).Places(addrs)
+	return n.symbols.Module(m.Path, m.Key()).Places(addrs)
 }

@@ -58,7 +58,7 @@ func (n *Namer) HintsOf(mods []profile.Module, nameless []uint64, total uint64) 
 		if m.Kernel || m.Path == "" || len(out) == maxHints {
 			continue
 		}
-		t, share := n.table(&unwind.Module{Path: m.Path, BuildID: m.BuildID}), profile.Percent(nameless[i], total)
+		t, share := n.table(&unwind.Module{Path: m.Path, BuildID: m.Key()}), profile.Percent(nameless[i], total)
 		switch base := path.Base(m.Path); {
 		case t.Foreign() != "":
 			out = append(out, fmt.Sprintf("%s: %s of the time has no names", t.Foreign(), share))

@@ -30,27 +30,35 @@ type fileNumbers struct {
 // maxIdentified bounds the files that an Identity remembers.
 const maxIdentified = 1 << 14
 
-// Identify returns "" for the recorded file, and module.Another for any other (source.Options.Identify).
+// Identify returns "" for the recorded file; for any other module.Another, or module.Inode where that still finds the recorded file
+// (source.Options.Identify).
 //
 // Where this host has recorded since it was started, the file is mapped, as programs are: the kernel says the same device and inode of it as it did in the
 // recording. Elsewhere, device numbers mean nothing, and the file has the recorded inode. Some file systems give a mapping other numbers than stat(2), or
 // have another device when they are mounted anew, and of a layered one, kernels differ in which layer's numbers they record: there, a file of this host
 // that has not changed since the recording was written counts as the recorded file, and Doubt is told.
 func (id *Identity) Identify(path string, maj, min uint32, inode uint64) string {
-	var st unix.Stat_t
-	if !module.OnDisk(path) || unix.Stat(path, &st) != nil {
+	if !module.OnDisk(path) {
 		return ""
 	}
+	var st unix.Stat_t
+	there := unix.Stat(path, &st) == nil
 	recorded, here := fileNumbers{maj, min, inode}, id.Here() && !id.Written.IsZero()
 	if here && maj|min != 0 && id.Written.After(id.boot()) {
 		switch is, ok := id.mapping(path); {
 		case ok && is == recorded:
+			if !time.Unix(st.Mtim.Unix()).Before(id.Written) {
+				return module.Another
+			}
 			return ""
 		case ok && is.inode == inode: // a file system that was mounted anew since may have another device
 			return id.unchanged(path, &st)
-		case ok && !layered(path):
-			return module.Another
+		case !there, ok && !layered(path): // a container may have it
+			return module.Inode(maj, min, inode)
 		}
+	}
+	if !there {
+		return ""
 	}
 	if st.Ino == inode {
 		return ""
@@ -71,6 +79,9 @@ func (id *Identity) unchanged(path string, st *unix.Stat_t) string {
 	}
 	return ""
 }
+
+// ByInode identifies files that are recorded on this host now (source.Options.Identify).
+func ByInode(_ string, maj, min uint32, inode uint64) string { return module.Inode(maj, min, inode) }
 
 // Identify returns Identity.Identify for a recording, without anybody to tell of doubts.
 func Identify(here func() bool, written time.Time) func(path string, maj, min uint32, inode uint64) string {

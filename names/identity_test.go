@@ -26,6 +26,7 @@ func TestIdentify(t *testing.T) {
 	later, earlier := time.Now().Add(time.Hour), time.Now().Add(-time.Hour)
 	before, after := time.Unix(1, 0), time.Now().Add(2*time.Hour) // this host was started then
 	other := fileNumbers{is.maj, is.min + 1, is.inode + 1}
+	inode := module.Inode(other.maj, other.min, other.inode)
 	for _, c := range []struct {
 		what     string
 		path     string
@@ -37,11 +38,12 @@ func TestIdentify(t *testing.T) {
 		doubts   int
 	}{
 		{"its numbers", path, true, later, before, is, "", 0},
+		{"its numbers, written to since", path, true, earlier, before, is, module.Another, 0},
 		{"its inode on another device", path, true, later, before, fileNumbers{is.maj, is.min + 1, is.inode}, "", 1},
 		{"its inode on another device, changed since", path, true, earlier, before, fileNumbers{is.maj, is.min + 1, is.inode}, module.Another, 0},
-		{"another inode", path, true, later, before, fileNumbers{is.maj, is.min, is.inode + 1}, module.Another, 0},
-		{"a namesake that is older than the recording", path, true, later, before, other, module.Another, 0},
-		{"a namesake that is younger", path, true, earlier, before, other, module.Another, 0},
+		{"another inode", path, true, later, before, fileNumbers{is.maj, is.min, is.inode + 1}, module.Inode(is.maj, is.min, is.inode+1), 0},
+		{"a namesake that is older than the recording", path, true, later, before, other, inode, 0},
+		{"a namesake that is younger", path, true, earlier, before, other, inode, 0},
 		{"no device recorded", path, true, later, before, fileNumbers{0, 0, is.inode}, "", 0},
 
 		{"another start, its inode", path, true, later, after, fileNumbers{is.maj, is.min + 1, is.inode}, "", 0},
@@ -53,7 +55,8 @@ func TestIdentify(t *testing.T) {
 		{"another host, another device", path, false, later, before, other, module.Another, 0},
 		{"written nobody knows when, its inode", path, true, time.Time{}, before, is, "", 0},
 		{"written nobody knows when, another device", path, true, time.Time{}, before, other, module.Another, 0},
-		{"nothing there", path + "x", true, later, before, other, "", 0},
+		{"nothing there", path + "x", true, later, before, other, inode, 0},
+		{"another start, nothing there", path + "x", true, later, after, other, "", 0},
 		{"no file", "[vdso]", true, later, before, other, "", 0},
 	} {
 		doubts := 0
@@ -93,7 +96,7 @@ func TestIdentifyMounts(t *testing.T) {
 		}
 		is[i] = mapFile(path)
 	}
-	for i, want := range []string{module.Another, ""} {
+	for i, want := range []string{module.Inode(is[0].maj, is[0].min, is[0].inode), ""} {
 		id := Identity{Here: func() bool { return true }, Written: time.Now().Add(time.Hour)}
 		if got := id.Identify(path, is[i].maj, is[i].min, is[i].inode); got != want {
 			t.Errorf("mount %d: %q, want %q; %+v", i, got, want, is)

@@ -15,7 +15,6 @@ import (
 	"strings"
 
 	"github.com/unspool/unspool/internal/kept"
-	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
 )
@@ -96,7 +95,7 @@ func (n *Namer) collect(m *unwind.Module, own bool, offs []uint64, names []profi
 	}
 	k := n.kept[m]
 	if k == nil {
-		k = &keptModule{path: m.Path, id: m.BuildID, own: own, at: map[uint64]profile.Name{}}
+		k = &keptModule{path: m.Path, id: m.ID(), own: own, at: map[uint64]profile.Name{}}
 		n.kept[m] = k
 	}
 	k.add(offs, names)
@@ -104,7 +103,7 @@ func (n *Namer) collect(m *unwind.Module, own bool, offs []uint64, names []profi
 
 // key tells the modules of a recording apart: by build ID, or else by path; code that a process made has its PID for one.
 func (k *keptModule) key() string {
-	if k.id != "" && k.id != module.Another {
+	if k.id != "" {
 		return k.id
 	}
 	return "path " + k.path
@@ -123,7 +122,7 @@ func (n *Namer) inRecording(m *unwind.Module, offs []uint64, names []profile.Nam
 	if m.PID != 0 {
 		m = madeBy(m.PID)
 	}
-	if k := n.inside[(&keptModule{path: m.Path, id: m.BuildID}).key()]; k != nil {
+	if k := n.inside[(&keptModule{path: m.Path, id: m.ID()}).key()]; k != nil {
 		k.fill(offs, names, n.Lines)
 	}
 }

@@ -120,7 +120,7 @@ func (l *Locations) module(m *unwind.Mapping) uint32 {
 	if !ok {
 		id = uint32(len(l.mods))
 		l.modID[m.Module] = id
-		l.mods = append(l.mods, Module{Path: m.Module.Path, BuildID: m.Module.BuildID})
+		l.mods = append(l.mods, ModuleOf(m.Module))
 		l.unwindMods = append(l.unwindMods, m.Module)
 		l.mapsOf = append(l.mapsOf, nil)
 	}

@@ -6,6 +6,7 @@
 package profile
 
 import (
+	"cmp"
 	"math"
 	"path"
 	"strconv"
@@ -164,7 +165,17 @@ type Module struct {
 	Path    string // "[kernel]" for the kernel, "" for code outside of all mappings
 	BuildID string // hex; may be empty
 	Kernel  bool
+
+	key string // what stood for the build ID where the module was recorded
 }
+
+// ModuleOf returns what a profile has of a file that was mapped.
+func ModuleOf(m *unwind.Module) Module {
+	return Module{Path: m.Path, BuildID: m.ID(), key: m.BuildID}
+}
+
+// Key returns the build ID, or what stood for it where the module was recorded: unwind.Module.BuildID.
+func (m *Module) Key() string { return cmp.Or(m.BuildID, m.key) }
 
 // Base is the last element of the module's path, on Windows too; "[unknown]" where there is none.
 func (m *Module) Base() string {

@@ -16,6 +16,7 @@ import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/ebpf"
@@ -149,7 +150,7 @@ func (l *Live) inKernel(ctx context.Context, mods *modules.Set) error {
 		return l.why
 	}
 	k := l.plan.InKernel
-	k.Mods, k.Command = mods.Module, l.plan.Command
+	k.Mods, k.Identify, k.Command = mods.Module, names.ByInode, l.plan.Command
 	prog, err := ebpf.Load(k)
 	if err != nil {
 		if l.why = err; errors.Is(err, os.ErrPermission) && l.plan.Only != "" {
@@ -351,6 +352,7 @@ func (l *Live) wait() (status syscall.WaitStatus, ok bool, err error) {
 // Session returns a session over the recording.
 func (l *Live) Session(o Options) *Session {
 	s := newSession(l.recorder, perfdata.Host, o)
+	s.identify = names.ByInode
 	s.ours, s.unsaid, s.framePointers = l.prog != nil, l.unsaid, l.plan.CallGraph == perfevent.FramePointerOrCFI
 	s.noCopies = l.plan.InKernel.NoCopies
 	s.registered = (&live.Registers{Files: o.Mods.Files}).Registered

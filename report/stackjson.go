@@ -111,7 +111,7 @@ func (l *line) json(s *stacks.Process) jsonStackFrame {
 	if l.Mapping != nil {
 		f.Offset = hexText(l.Mapping.FileOff(l.Addr()))
 		if l.Mapping.Module != nil {
-			f.BuildID = l.Mapping.Module.BuildID
+			f.BuildID = l.Mapping.Module.ID()
 		}
 	}
 	if off, ok := l.offset(); ok {

@@ -369,13 +369,14 @@ func newReader(in RecordStream, o *Options, free, work, order chan *job) *reader
 	}
 	rd := &reader{in: in, dec: in.Decoder(), o: o, world: NewWorld(mods), free: free, work: work, order: order}
 	rd.world.made = o.Made
-	if b, ok := in.(interface{ BuildID(string) string }); o.Identify != nil {
-		rd.world.identify = func(id *fileID) string {
-			if ok && b.BuildID(id.path) != "" {
+	rd.world.Identify(o.Identify)
+	if b, ok := in.(interface{ BuildID(string) string }); ok && o.Identify != nil {
+		rd.world.Identify(func(path string, maj, min uint32, inode uint64) string {
+			if b.BuildID(path) != "" {
 				return ""
 			}
-			return o.Identify(id.path, id.maj, id.min, id.inode)
-		}
+			return o.Identify(path, maj, min, inode)
+		})
 	}
 	if u, ok := in.(interface{ Owner(pid int32) uint32 }); ok {
 		rd.world.Owners(u.Owner)

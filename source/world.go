@@ -27,15 +27,16 @@ type World struct {
 	ids   map[weak.Pointer[unwind.Module]]fileID // the files that these are
 	sweep int                                    // how many files may be known before those are forgotten that nothing has
 
-	identify func(*fileID) string // see Options.Identify; may be nil
-	made     Maker                // see Options.Made; may be nil
-	names    map[string]string    // interned names of threads
-	threads  map[int32]*thread    // by TID
-	procs    map[int32]*proc      // by PID
-	empty    *image
-	owned    map[uint32]int         // mappings in all images, by user
-	owner    func(pid int32) uint32 // nil: nobody asks
-	total    int                    // mappings in all images
+	identify func(path string, maj, min uint32, inode uint64) string // see Options.Identify; may be nil
+
+	made    Maker             // see Options.Made; may be nil
+	names   map[string]string // interned names of threads
+	threads map[int32]*thread // by TID
+	procs   map[int32]*proc   // by PID
+	empty   *image
+	owned   map[uint32]int         // mappings in all images, by user
+	owner   func(pid int32) uint32 // nil: nobody asks
+	total   int                    // mappings in all images
 
 	gone    []int32 // TIDs that have exited, oldest first
 	stale   int     // threads of processes that are no more
@@ -105,6 +106,11 @@ func NewWorld(mods func(path, buildID string) *unwind.Module) *World {
 		mods: mods, files: map[fileID]weak.Pointer[unwind.Module]{}, ids: map[weak.Pointer[unwind.Module]]fileID{}, sweep: minSweep, names: map[string]string{}, empty: &image{Space: unwind.NewSpace(), procs: 1}, owned: map[uint32]int{},
 		threads: map[int32]*thread{}, procs: map[int32]*proc{},
 	}
+}
+
+// Identify has w ask for what stands for the build ID of a file that was recorded without one: see Options.Identify. It is called before the first record.
+func (w *World) Identify(identify func(path string, maj, min uint32, inode uint64) string) {
+	w.identify = identify
 }
 
 // Owners has w ask for the user of each process, to bound its memory for each user: one user's flood of mappings costs that user's own
@@ -516,10 +522,14 @@ func (w *World) freeze(p *proc) *image {
 // has a generation. Some file systems have another device and inode there than in records; then the path decides.
 func (w *World) same(f *fileID, m *unwind.Module) bool {
 	const deleted = " (deleted)"
-	if f.buildID != m.BuildID || strings.TrimSuffix(f.path, deleted) != strings.TrimSuffix(m.Path, deleted) {
+	id := m.BuildID
+	is, ok := w.ids[weak.Make(m)]
+	if ok {
+		id = is.buildID // as recorded
+	}
+	if f.buildID != id || strings.TrimSuffix(f.path, deleted) != strings.TrimSuffix(m.Path, deleted) {
 		return false
 	}
-	is, ok := w.ids[weak.Make(m)]
 	return f.buildID != "" || !ok || is.maj != f.maj || is.min != f.min || is.inode == f.inode
 }
 
@@ -568,7 +578,7 @@ func (w *World) module(id fileID) *unwind.Module {
 		} else if w.mods != nil {
 			buildID := id.buildID
 			if buildID == "" && id.inode != 0 && w.identify != nil {
-				buildID = w.identify(&id)
+				buildID = w.identify(id.path, id.maj, id.min, id.inode)
 			}
 			m = w.mods(id.path, buildID)
 		}

@@ -372,9 +372,19 @@ func TestWorldEnded(t *testing.T) {
 	alive("read again", true)
 }
 
-// TestWorldSameFile: without a build ID, another inode on the same device is another file; /proc has no generations.
+// TestWorldSameFile: without a build ID, another inode on the same device is another file, also where something stands for the build ID; /proc has no
+// generations.
 func TestWorldSameFile(t *testing.T) {
-	w := NewWorld(nil)
+	for _, identified := range []bool{false, true} {
+		t.Run(fmt.Sprint("identified ", identified), func(t *testing.T) { sameFile(t, identified) })
+	}
+}
+
+func sameFile(t *testing.T, identified bool) {
+	w := NewWorld(func(path, buildID string) *unwind.Module { return unwind.NewModule(path, buildID, nil) })
+	if identified {
+		w.Identify(func(_ string, maj, min uint32, inode uint64) string { return fmt.Sprint("inode ", maj, min, inode) })
+	}
 	mmap := func(misc uint16, major uint32, inode, gen uint64) {
 		w.Apply(&Record{Type: RecordMmap2, Misc: misc, PID: 1, TID: 1, Time: 1, Addr: 0x1000, Len: 0x1000, Prot: ProtExec, Filename: []byte("/a"), Maj: major, Inode: inode, InodeGen: gen})
 	}

@@ -194,14 +194,14 @@ func obtain[T any](s *Store, all *map[string]*entry[T], img *module.Image, suffi
 		e.ready.Do(func() {
 			e.err = errors.New("it could not be compiled") // unless what follows returns
 			defer func() {
-				if !e.done.Swap(true) { // the file was cut short while it was read: the next reader may have it whole again
+				if !e.done.Swap(true) { // the file was cut short or written to while it was read: the next reader may have it whole again
 					forget(s, all, name, e)
 				}
 			}()
 			var kept bool
-			t, kept = fill(s, e, name, open, how)
+			t, kept = fill(s, e, img, name, open, how)
 			e.some, e.made = t != nil, weak.Make(t)
-			e.done.Store(true)
+			e.done.Store(!errors.Is(e.err, errWritten))
 			if kept && e.from == Built {
 				s.replace(suffix, how.old, name, link)
 			}
@@ -253,8 +253,11 @@ func entryOf[T any](s *Store, all *map[string]*entry[T], name string) *entry[T] 
 	return e
 }
 
+// errWritten refuses a table that may have been made of two files.
+var errWritten = errors.New("somebody wrote to the file while its unwind information was read")
+
 // fill gets an entry from disk, or else makes and keeps it. It says whether it is on disk.
-func fill[T any](s *Store, e *entry[T], name string, open func() *format.Unwind, how recipe[T]) (*T, bool) {
+func fill[T any](s *Store, e *entry[T], img *module.Image, name string, open func() *format.Unwind, how recipe[T]) (*T, bool) {
 	t, err := how.load(name)
 	if err != nil {
 		s.rejected.Add(1)
@@ -274,6 +277,10 @@ func fill[T any](s *Store, e *entry[T], name string, open func() *format.Unwind,
 	b, t, err := how.make(frames)
 	e.from, e.err = Built, err
 	s.built.Add(1)
+	if img.Changed() {
+		e.from, e.err = None, errWritten
+		return nil, false
+	}
 	if t == nil || s.dir == "" || frames.Indirect() { // then the name does not say all that it was made of
 		return t, false
 	}

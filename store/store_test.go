@@ -601,3 +601,44 @@ func TestFault(t *testing.T) {
 		t.Errorf("made %v, from %v; %v, %v", tab != nil, from, err, fault)
 	}
 }
+
+// TestWritten: what may have been made of two files, because somebody wrote to the file meanwhile, is not used and not kept.
+func TestWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "prog")
+	put := func(from string) {
+		b, err := os.ReadFile(from)
+		if err == nil {
+			err = os.WriteFile(path, b, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("/bin/sh")
+	img, err := module.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	s := &Store{dir: t.TempDir()}
+	how := recipe[compact.Table]{load: s.load, pack: seal, make: Build}
+	written := how
+	written.make = func(u *format.Unwind) ([]byte, *compact.Table, error) {
+		b, tab, err := Build(u)
+		put("/bin/ls")
+		return b, tab, err
+	}
+	tab, from, _, err := obtain(s, &s.tables, img, "test", written)
+	kept, _ := filepath.Glob(filepath.Join(s.dir, "*"))
+	if tab != nil || from != None || !errors.Is(err, errWritten) || len(kept) > 0 || len(s.tables) > 0 {
+		t.Errorf("a table %v, from %v, %v; kept %q, %d entries; want none, and that somebody wrote to the file", tab != nil, from, err, kept, len(s.tables))
+	}
+	now, err := module.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer now.Close()
+	if tab, from, _, err := obtain(s, &s.tables, now, "test", how); tab == nil || from != Built || err != nil {
+		t.Errorf("of the file as it is now: a table %v, from %v, %v", tab != nil, from, err)
+	}
+}

@@ -209,6 +209,70 @@ func TestTruncatedLater(t *testing.T) {
 	tab.FuncRange("shown")
 }
 
+// TestWritten: a file that another program is written into, in place, has no names for what ran, and those of the other one for what runs then. What was
+// read while it was written to is not used.
+func TestWritten(t *testing.T) {
+	oracle.Need(t, "gcc")
+	dir := t.TempDir()
+	var prog [2][]byte
+	var id [2]string
+	var at [2]arch.Vaddr
+	for i, name := range []string{"first", "second"} {
+		src, out := filepath.Join(dir, name+".c"), filepath.Join(dir, name)
+		write(t, src, fmt.Sprintf("int %s(int a) { return a; }\nint main(int c, char **v) { return %s(c); }\n", name, name))
+		oracle.Run(t, "gcc", "-O0", "-Wl,--build-id", "-o", out, src)
+		img, err := module.Open(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer img.Close()
+		id[i] = hex.EncodeToString(img.BuildID())
+		img.Symbols(func(s module.Symbol) bool {
+			if s.Name == name {
+				at[i] = s.Value
+			}
+			return true
+		})
+		if prog[i], err = os.ReadFile(out); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(dir, "program")
+	put := func(i int) {
+		write(t, path, string(prog[i]))
+		later := time.Now().Add(time.Duration(1+i) * time.Second) // the clock of files may stand still for a while
+		os.Chtimes(path, later, later)
+	}
+	put(0)
+	r := New(Options{})
+	defer r.Close()
+	first := r.Module(path, id[0])
+	name := func(tab *Table, i int) string {
+		s, _ := tab.Lookup(at[i])
+		return s.Name
+	}
+	if got := name(first, 0); got != "first" {
+		t.Fatalf("what runs has the name %q; note %q", got, first.Note())
+	}
+	put(1)
+	if got := name(first, 0); got != "" || !first.Replaced() {
+		t.Errorf("what ran has the name %q, replaced %v; want none, replaced", got, first.Replaced())
+	}
+	if got := name(r.Module(path, id[1]), 1); got != "second" {
+		t.Errorf("what runs now has the name %q; note %q", got, r.Module(path, id[1]).Note())
+	}
+	put(0)
+	later := New(Options{})
+	defer later.Close()
+	first = later.Module(path, id[0])
+	if got := name(first, 0); got != "first" {
+		t.Errorf("what ran, and is there again, has the name %q; note %q", got, first.Note())
+	}
+	if first.use(func() { put(1) }) {
+		t.Error("what is read of two files is used")
+	}
+}
+
 // TestNotKept: the answers of a file that shrank may not be kept, nor those of a table that named further files
 // before it was released.
 func TestNotKept(t *testing.T) {

@@ -44,6 +44,24 @@ func (t *Table) leave() {
 	t.life.RUnlock()
 }
 
+// changed says whether somebody has written to a file since it was opened. t.life is held.
+func (t *Table) changed() bool {
+	t.owning.Lock()
+	debug := t.debug
+	t.owning.Unlock()
+	return t.given == nil && t.img != nil && t.img.Changed() || debug != nil && debug.Changed()
+}
+
+// reopen has the next use open files anew that have changed.
+func (t *Table) reopen() {
+	t.life.Lock()
+	defer t.life.Unlock()
+	if t.opened && !t.closed && t.changed() {
+		t.share.Remove()
+		t.release()
+	}
+}
+
 // size returns about how many bytes the table takes, its files apart. t.life is held.
 func (t *Table) size() int64 {
 	n := int64(tableCost)

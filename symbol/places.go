@@ -20,10 +20,24 @@ type Place = debuginfo.Place
 //
 // Places come from debug information in the module's file or the separate debug file, or else from a Go program's own tables.
 func (t *Table) Places(addrs []arch.Vaddr) (out [][]Place) {
+	out, changed := t.placesOf(addrs)
+	if changed {
+		t.reopen()
+		if out, changed = t.placesOf(addrs); changed {
+			t.reopen()
+			t.setNote("%s: %v", t.path, errWritten)
+			clear(out)
+		}
+	}
+	return out
+}
+
+// placesOf is Places. changed says that somebody has written to the files.
+func (t *Table) placesOf(addrs []arch.Vaddr) (out [][]Place, changed bool) {
 	t.enter()
 	defer t.leave()
 	if t.closed {
-		return make([][]Place, len(addrs))
+		return make([][]Place, len(addrs)), false
 	}
 	t.lined.Do(t.findLines)
 	if t.info != nil {
@@ -41,7 +55,7 @@ func (t *Table) Places(addrs []arch.Vaddr) (out [][]Place) {
 	if t.gosym != nil {
 		t.goPlaces(addrs, out)
 	}
-	return out
+	return out, t.changed()
 }
 
 // goPlaces fills in what debug information does not know.

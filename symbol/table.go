@@ -3,6 +3,7 @@ package symbol
 import (
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -85,7 +86,8 @@ func (t *Table) Lookup(v arch.Vaddr) (Symbol, bool) {
 // Resolve returns the function that contains each address, or the zero Symbol. It is fastest when addrs are sorted.
 func (t *Table) Resolve(addrs []arch.Vaddr) []Symbol {
 	out := make([]Symbol, len(addrs))
-	t.use(func() {
+	ok := t.use(func() {
+		clear(out)
 		x, few := t.indexOf(addrs)
 		span := -1
 		for i, v := range addrs {
@@ -106,6 +108,9 @@ func (t *Table) Resolve(addrs []arch.Vaddr) []Symbol {
 			}
 		}
 	})
+	if !ok {
+		clear(out)
+	}
 	return out
 }
 
@@ -134,7 +139,8 @@ func (t *Table) indexOf(addrs []arch.Vaddr) (x *index, few bool) {
 // FuncRange returns the range of the function with this linkage name; ok is false if there is none. Of several functions with the name, it
 // takes the first in the table.
 func (t *Table) FuncRange(linkage string) (lo, hi arch.Vaddr, ok bool) {
-	t.use(func() {
+	whole := t.use(func() {
+		ok = false
 		for i := range t.sources {
 			s := &t.sources[i]
 			for j := range s.Len() {
@@ -153,7 +159,7 @@ func (t *Table) FuncRange(linkage string) (lo, hi arch.Vaddr, ok bool) {
 			}
 		}
 	})
-	return lo, hi, ok
+	return lo, hi, ok && whole
 }
 
 // Private says whether only root and this user could change or replace the module's file and its other files, such as its debug file. It is
@@ -219,20 +225,38 @@ func (t *Table) OffToVaddr(off uint64) (v arch.Vaddr, ok bool) {
 }
 
 // use opens the table and runs f while the files are mapped. If they turn out shorter than they were, f is cut
-// short.
-func (t *Table) use(f func()) {
+// short, and the result is false. If somebody has written to them, f begins anew with files that are opened anew.
+func (t *Table) use(f func()) bool {
+	ok, changed := t.try(f)
+	if changed {
+		t.reopen()
+		if ok, changed = t.try(f); changed {
+			t.reopen()
+			t.setNote("%s: %v", t.path, errWritten)
+		}
+	}
+	return ok && !changed
+}
+
+var errWritten = errors.New("somebody writes to the file while it is read")
+
+func (t *Table) try(f func()) (ok, changed bool) {
 	t.enter()
 	defer t.leave()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed || len(t.sources) == 0 {
-		return
+		return false, false
 	}
 	err := module.Guard(func() error { f(); return nil })
+	if t.changed() {
+		return false, true
+	}
 	if err != nil {
 		t.sources = nil // and no second try
 		t.setNote("%s: %v", t.path, err)
 	}
+	return err == nil, false
 }
 
 // getIndex returns the index, and makes it first where there is none. t.mu is held.

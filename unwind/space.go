@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -15,7 +16,7 @@ import (
 // the first use.
 type Module struct {
 	Path    string // as the process sees it: "/usr/lib/libc.so.6", "[vdso]"
-	BuildID string // hex, as recorded; may be empty
+	BuildID string // hex, as recorded; or what stands for one: "", module.Inode, module.Another
 
 	// PID is the process in whose memory the code lies, where that is no file's: code that it made itself.
 	// Offsets in such a module are addresses. 0: a file.
@@ -30,6 +31,14 @@ type Module struct {
 	code    atomic.Pointer[Code]
 	used    atomic.Bool // Code was called since Unload was
 	process atomic.Int32
+}
+
+// ID returns the build ID, "" where BuildID stands for one.
+func (m *Module) ID() string {
+	if module.IsBuildID(m.BuildID) {
+		return m.BuildID
+	}
+	return ""
 }
 
 // Mapped tells m of a process that has mapped it. Code may be found through that where no path of this machine's leads to the file.

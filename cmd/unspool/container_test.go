@@ -42,20 +42,24 @@ func TestHidden(t *testing.T) {
 	canRecord(t)
 	for _, c := range []struct {
 		name    string
+		flag    string
 		deleted bool
-	}{{"only-in-there", false}, {"bin/true", false}, {"deleted", true}} {
+	}{
+		{"only-in-there", "-Wl,--build-id", false}, {"bin/true", "-Wl,--build-id", false}, {"deleted", "-Wl,--build-id", true},
+		{"without-id", "-Wl,--build-id=none", false}, {"bin/true", "-Wl,--build-id=none", false}, {"deleted", "-Wl,--build-id=none", true},
+	} {
 		root := t.TempDir()
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(root, c.name)), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		pid := oracle.Contained(t, root, c.name, spinning, "-O1", "-fomit-frame-pointer")
+		pid := oracle.Contained(t, root, c.name, spinning, "-O1", "-fomit-frame-pointer", c.flag)
 		if c.deleted {
 			if err := os.Remove(filepath.Join(root, c.name)); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for _, from := range []string{"perf", "ptrace", "ebpf"} {
-			t.Run(c.name+" "+from, func(t *testing.T) {
+			t.Run(c.name+c.flag+" "+from, func(t *testing.T) {
 				if from == "ebpf" {
 					canWalk(t)
 				}

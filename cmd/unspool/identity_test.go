@@ -87,3 +87,36 @@ func TestIdentity(t *testing.T) {
 		t.Errorf("another file at the path:\n%s\n%s", notes, folded)
 	}
 }
+
+// TestRewritten: where a program is written into the file of another one while both are recorded, what ran first has no names, and none of the second
+// one's.
+func TestRewritten(t *testing.T) {
+	canRecord(t)
+	dir := t.TempDir()
+	for _, name := range []string{"first", "second"} {
+		build(t, filepath.Join(dir, name), `#include <time.h>
+static volatile int x;
+__attribute__((noinline)) void `+name+`_one(void) { for (int i = 0; i < 1 << 16; i++) x += i; }
+int main(void) { while (clock() < CLOCKS_PER_SEC / 3) `+name+`_one(); }
+`, "-Wl,--build-id")
+	}
+	for _, source := range []string{"perf", "ebpf"} {
+		t.Run(source, func(t *testing.T) {
+			if source == "ebpf" {
+				canWalk(t)
+			}
+			p := program(t, "record", "--source", source, "--user", "-o", "x.folded", "--", "sh", "-c", "cat first >rewritten; chmod +x rewritten; ./rewritten; cat second >rewritten; ./rewritten")
+			p.Dir = dir
+			r := finish(t, p)
+			r.want(t, 0, "rewritten: the file was replaced|rewritten has been rebuilt")
+			b, err := os.ReadFile(filepath.Join(dir, "x.folded"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			os.Remove(filepath.Join(dir, "x.folded"))
+			if text := string(b); strings.Contains(text, "first_one") || !strings.Contains(text, "second_one") || !strings.Contains(text, "rewritten+0x") && !strings.Contains(text, "[rewritten]") {
+				t.Errorf("want names of the second program, and places without names of the first:\n%s", text)
+			}
+		})
+	}
+}

@@ -58,11 +58,6 @@ func (a *Asker) AskOf(pid int, m *Mapping, ask func() (id []byte, ok bool)) (id 
 	return a.ask(pid, a.kind(pid, device{m.Maj, m.Min}), ask)
 }
 
-// Ask is AskOf for a file on whatever file system: with the patience for local ones.
-func (a *Asker) Ask(ask func() (id []byte, ok bool)) (id []byte, ok bool) {
-	return a.ask(0, local, ask)
-}
-
 func (a *Asker) ask(pid int, is kind, ask func() (id []byte, ok bool)) (id []byte, ok bool) {
 	p, wait := &a.by[is], ownTime
 	if is == other {

@@ -84,6 +84,9 @@ type Options struct {
 	// Mods gives the modules of address spaces, as source.NewWorld has it. Only compact tables can be used.
 	Mods func(path, buildID string) *unwind.Module
 
+	// Identify, if not nil, returns what stands for the build ID of a file without one: see source.Options.
+	Identify func(path string, maj, min uint32, inode uint64) string
+
 	// Memory limits the tables' bytes of kernel memory; 0 is DefaultMemory. Where there are more, those are there that most walks
 	// look for.
 	Memory uint64
@@ -200,7 +203,7 @@ func Load(o Options) (_ *Program, err error) {
 	if o.Wakers || o.Heap != nil {
 		comm = nil // others are walked, too
 	}
-	p.track.start(p.coll, o.Mods, o.Memory, filesOf(o.Command), comm)
+	p.track.start(p.coll, &o, comm)
 	return p, nil
 }
 

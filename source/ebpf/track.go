@@ -69,17 +69,18 @@ type shared struct {
 	waits  []*table // that were not compiled
 }
 
-func (t *tracker) start(coll *ebpf.Collection, mods func(path, buildID string) *unwind.Module, memory uint64, files []string, comm func(string) bool) {
+func (t *tracker) start(coll *ebpf.Collection, o *Options, comm func(string) bool) {
 	t.changed.L = &t.mu
 	t.comm, t.named = comm, map[int32]bool{}
 	t.done, t.known = make(chan struct{}), make(chan struct{})
-	t.coll, t.world = coll, source.NewWorld(mods)
+	t.coll, t.world = coll, source.NewWorld(o.Mods)
+	t.world.Identify(o.Identify)
 	t.world.Owners(procfs.Owner)
-	t.tables.start(t, coll.Maps["tables"], coll.Maps["uses"], memory)
+	t.tables.start(t, coll.Maps["tables"], coll.Maps["uses"], o.Memory)
 	t.bounds.start(int(coll.Maps["spaces"].MaxEntries()))
 	t.spaces, t.procs, t.numbers = map[*unwind.Space]*shared{}, map[int32]*shared{}, map[uint32]bool{}
-	if mods != nil {
-		t.ahead(files, mods)
+	if o.Mods != nil {
+		t.ahead(filesOf(o.Command), o.Mods)
 	}
 	go t.run()
 }

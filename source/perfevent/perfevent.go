@@ -142,7 +142,6 @@ type Recorder struct {
 	event   string
 	notes   []string
 	ids     buildIDs
-	paths   procfs.Asker // for BuildID
 
 	// The drainer's alone, and Open's before it runs.
 	rings     []*ring
@@ -542,12 +541,11 @@ func (r *Recorder) release() error {
 	return errors.Join(errs...)
 }
 
-// BuildID returns the build ID of a file in hex, or of the kernel, for mappings whose records have none: see source.RecordStream. "": it has
-// none, or does not say so in time.
+// BuildID returns the kernel's build ID in hex, for its mapping: see source.RecordStream. Those of files are in their records, if they have any: what is
+// at a file's path now may be another one.
 func (r *Recorder) BuildID(path string) string {
-	if path == "[kernel.kallsyms]" {
-		return fmt.Sprintf("%x", procfs.KernelBuildID())
+	if path != "[kernel.kallsyms]" {
+		return ""
 	}
-	id, _ := r.paths.Ask(func() ([]byte, bool) { return procfs.FileBuildID(path, 0) })
-	return fmt.Sprintf("%x", id)
+	return fmt.Sprintf("%x", procfs.KernelBuildID())
 }

@@ -71,10 +71,4 @@ func TestSilent(t *testing.T) {
 	})
 	fmt.Fprintln(in) // it maps the file again; or it tries to
 	took("Close", r.Close)
-	took("BuildID", func() error {
-		if id := r.BuildID(path); id != "" {
-			return fmt.Errorf("build ID %s", id)
-		}
-		return nil
-	})
 }
