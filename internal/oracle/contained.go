@@ -10,7 +10,7 @@ import (
 )
 
 // Contained compiles a C program into root as name, with flags, and runs it until the test ends with root as its root directory, and a PID namespace of
-// its own. It returns when the program has written its first byte; the program's standard input is a pipe, closed at the end. Where processes
+// its own; as root, with mounts of its own, too, so that the kernel names its files as a container's. It returns when the program has written its first byte; the program's standard input is a pipe, closed at the end. Where processes
 // cannot be given another root directory the test is skipped.
 func Contained(t testing.TB, root, name, source string, flags ...string) (pid int) {
 	t.Helper()
@@ -24,10 +24,12 @@ func Contained(t testing.TB, root, name, source string, flags ...string) (pid in
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
 	cmd := exec.Command("/" + name)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Cloneflags: syscall.CLONE_NEWPID}
-	if os.Geteuid() != 0 {
-		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
-		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWUSER}
+	cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+	if os.Geteuid() == 0 {
+		Need(t, "unshare", "mount", "pivot_root")
+		cmd = exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", `mount --bind "$0" "$0" && cd "$0" && mkdir -p .host && pivot_root . .host && exec "/$1"`, root, name)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	}
 	in, err := cmd.StdinPipe()
 	if err != nil {
