@@ -16,8 +16,13 @@ import (
 const Another = "another"
 
 // Inode stands for the build ID of a file that was recorded without one on this machine, since it was started: the device and the inode of its mapping
-// tell it from all files that there are.
-func Inode(maj, min uint32, inode uint64) string {
+// tell it from all files that there are. stamp is procfs.Stamp when it was mapped, which tells it from those that there were; 0: not known.
+func Inode(maj, min uint32, inode, stamp uint64) string {
+	return fmt.Sprintf("%s %x", numbered(maj, min, inode), stamp)
+}
+
+// numbered is an Inode without its stamp.
+func numbered(maj, min uint32, inode uint64) string {
 	return fmt.Sprintf("%s%x:%x:%d", inodePrefix, maj, min, inode)
 }
 
@@ -39,10 +44,15 @@ func hasInode(path string, img *Image, want string) error {
 	if f == nil {
 		return errUnknown
 	}
-	if Inode(unix.Major(f.Dev), unix.Minor(f.Dev), f.Ino) == want {
+	at := strings.LastIndexByte(want, ' ')
+	want, stamp := want[:at], want[at+1:]
+	if stamp != "0" && stamp != fmt.Sprintf("%x", procfs.Stamp(&f.Stat_t)) {
+		return replaced(path, img, Another)
+	}
+	if numbered(unix.Major(f.Dev), unix.Minor(f.Dev), f.Ino) == want {
 		return nil
 	}
-	if m, ok := mappingOf(img.b); ok && Inode(m.Maj, m.Min, m.Inode) == want {
+	if m, ok := mappingOf(img.b); ok && numbered(m.Maj, m.Min, m.Inode) == want {
 		return nil
 	}
 	if !f.layered {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/procfs"
 )
 
 // copyTo puts what is in a file into another one, in place where there is one.
@@ -87,10 +88,11 @@ func TestInode(t *testing.T) {
 		what, id string
 		replaced bool
 	}{
-		{"as mapped", Inode(m.Maj, m.Min, m.Inode), false},
-		{"by stat", Inode(unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino), false},
-		{"another inode", Inode(m.Maj, m.Min, m.Inode+1), true},
-		{"another device", Inode(m.Maj, m.Min+1, m.Inode), true},
+		{"as mapped", Inode(m.Maj, m.Min, m.Inode, procfs.Stamp(st)), false},
+		{"by stat", Inode(unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino, 0), false},
+		{"another inode", Inode(m.Maj, m.Min, m.Inode+1, 0), true},
+		{"written to since", Inode(m.Maj, m.Min, m.Inode, procfs.Stamp(st)+1), true},
+		{"another device", Inode(m.Maj, m.Min+1, m.Inode, 0), true},
 	} {
 		img, _, err := l.Find(path, c.id, os.Getpid())
 		var other *ReplacedError
@@ -98,7 +100,7 @@ func TestInode(t *testing.T) {
 			t.Errorf("%s, %s: found %v, %v", c.what, c.id, img != nil, err)
 		}
 	}
-	for id, want := range map[string]bool{"": false, Another: false, Inode(1, 2, 3): false, "0123456789abcdef": true} {
+	for id, want := range map[string]bool{"": false, Another: false, Inode(1, 2, 3, 0): false, "0123456789abcdef": true} {
 		if IsBuildID(id) != want {
 			t.Errorf("%q is a build ID: %v, want %v", id, !want, want)
 		}
@@ -129,12 +131,12 @@ func TestLayered(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer img.Close()
-		return Inode(unix.Major(img.File().Dev), unix.Minor(img.File().Dev), img.File().Ino)
+		return Inode(unix.Major(img.File().Dev), unix.Minor(img.File().Dev), img.File().Ino, 0)
 	}
 	var l Locator
 	defer l.Close()
 	path := at("merged/prog")
-	for what, id := range map[string]string{"of the layer below": numbers(at("lower/prog")), "of the overlay": numbers(path), "nobody's": Inode(1, 2, 3)} {
+	for what, id := range map[string]string{"of the layer below": numbers(at("lower/prog")), "of the overlay": numbers(path), "nobody's": Inode(1, 2, 3, 0)} {
 		if img, _, err := l.Find(path, id, 0); err != nil || img.Name() != path {
 			t.Errorf("%s: %v", what, err)
 		}

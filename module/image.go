@@ -205,7 +205,7 @@ func (img *Image) File() *File { return img.file }
 func (img *Image) Changed() bool {
 	var is unix.Stat_t
 	was := img.file
-	return was != nil && unix.Stat(img.name, &is) == nil && is.Dev == was.Dev && is.Ino == was.Ino && (is.Size != was.Size || is.Mtim != was.Mtim)
+	return was != nil && unix.Stat(img.name, &is) == nil && is.Dev == was.Dev && is.Ino == was.Ino && (is.Size != was.Size || is.Mtim != was.Mtim || is.Ctim != was.Ctim)
 }
 
 type inflated struct {

@@ -11,7 +11,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 	"weak"
 
@@ -256,13 +258,26 @@ func (s *Set) read(m *unwind.Module, was **module.File) *unwind.Code {
 	if !sameFile(m, *was, img.File()) {
 		return &unwind.Code{Err: fmt.Errorf("%s: the file has changed", m.Path)}
 	}
+	c := s.code(m.Path, img)
+	if errors.Is(c.Err, store.ErrWritten) { // as it is now, it may be the one again
+		if img2, in2, err := s.Files.Find(m.Path, m.BuildID, int(m.Process())); img2 != nil && err == nil {
+			defer img2.Release()
+			img, in = img2, in2
+			c = s.code(m.Path, img)
+		}
+	}
 	file := img.File()
 	*was = file
-	c := s.code(m.Path, img)
+	var looked atomic.Int64 // when; in ns
+	var changed atomic.Bool
 	here := in == 0 && module.OnDisk(m.Path) && s.Files.Sysroot == "" // and not below a process's root
 	c.Text = func(v arch.Vaddr, to []byte) (n int) {
 		img := img
-		if !img.Hold() {
+		if now := time.Now().UnixNano(); now-looked.Load() > int64(time.Second) { // a question to the file system takes longer than to read code
+			looked.Store(now)
+			changed.Store(img.Changed())
+		}
+		if changed.Load() || !img.Hold() {
 			if here {
 				if n, ok := s.reread.at(m.Path, file, c.Segments, v, to); ok {
 					return n

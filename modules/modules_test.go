@@ -125,7 +125,7 @@ func TestContainer(t *testing.T) {
 		t.Errorf("/bin/sh is in process %d; %v", in, err)
 	}
 	st := &img.File().Stat_t
-	inode := func(n uint64) string { return module.Inode(unix.Major(st.Dev), unix.Minor(st.Dev), n) }
+	inode := func(n uint64) string { return module.Inode(unix.Major(st.Dev), unix.Minor(st.Dev), n, 0) }
 	m = s.Module("/only-in-there", inode(st.Ino))
 	if c := m.Code(); c == nil || c.Err != nil || c.Stepper == nil {
 		t.Errorf("by inode: %+v", c)
@@ -265,4 +265,49 @@ func TestClose(t *testing.T) {
 			s.Close()
 		}
 	}
+}
+
+// TestTextWritten: code is not read from a file that somebody has written another program into, and is again when the program is there again.
+func TestTextWritten(t *testing.T) {
+	oracle.Long(t)
+	t.Setenv("UNSPOOL_CACHE", t.TempDir())
+	path := filepath.Join(t.TempDir(), "prog")
+	put := func(from string) {
+		t.Helper()
+		b, err := os.ReadFile(from)
+		if err == nil {
+			err = os.WriteFile(path, b, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("/bin/sh")
+	img, err := module.Open("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	s := New()
+	defer s.Close()
+	c := s.Module(path, hex.EncodeToString(img.BuildID())).Code()
+	if c == nil || c.Err != nil {
+		t.Fatalf("%+v", c)
+	}
+	at := c.Segments[0].Vaddr
+	until := func(want int) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+			if n := c.Text(at, make([]byte, 8)); n == want {
+				return
+			} else if time.Now().After(end) {
+				t.Fatalf("%d bytes of code, want %d", n, want)
+			}
+		}
+	}
+	until(8)
+	put("/bin/ls")
+	until(0)
+	put("/bin/sh")
+	until(8)
 }

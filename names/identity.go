@@ -37,7 +37,7 @@ const maxIdentified = 1 << 14
 // recording. Elsewhere, device numbers mean nothing, and the file has the recorded inode. Some file systems give a mapping other numbers than stat(2), or
 // have another device when they are mounted anew, and of a layered one, kernels differ in which layer's numbers they record: there, a file of this host
 // that has not changed since the recording was written counts as the recorded file, and Doubt is told.
-func (id *Identity) Identify(path string, maj, min uint32, inode uint64) string {
+func (id *Identity) Identify(path string, maj, min uint32, inode, _ uint64) string {
 	if !module.OnDisk(path) {
 		return ""
 	}
@@ -54,7 +54,7 @@ func (id *Identity) Identify(path string, maj, min uint32, inode uint64) string 
 		case ok && is.inode == inode: // a file system that was mounted anew since may have another device
 			return id.unchanged(path, &st)
 		case !there, ok && !layered(path): // a container may have it
-			return module.Inode(maj, min, inode)
+			return module.Inode(maj, min, inode, 0)
 		}
 	}
 	if !there {
@@ -80,11 +80,13 @@ func (id *Identity) unchanged(path string, st *unix.Stat_t) string {
 	return ""
 }
 
-// ByInode identifies files that are recorded on this host now (source.Options.Identify).
-func ByInode(_ string, maj, min uint32, inode uint64) string { return module.Inode(maj, min, inode) }
+// ByInode identifies files that this program records on this host now (source.Options.Identify): their generation is procfs.Stamp.
+func ByInode(_ string, maj, min uint32, inode, stamp uint64) string {
+	return module.Inode(maj, min, inode, stamp)
+}
 
 // Identify returns Identity.Identify for a recording, without anybody to tell of doubts.
-func Identify(here func() bool, written time.Time) func(path string, maj, min uint32, inode uint64) string {
+func Identify(here func() bool, written time.Time) func(path string, maj, min uint32, inode, gen uint64) string {
 	return (&Identity{Here: here, Written: written}).Identify
 }
 

@@ -26,7 +26,7 @@ func TestIdentify(t *testing.T) {
 	later, earlier := time.Now().Add(time.Hour), time.Now().Add(-time.Hour)
 	before, after := time.Unix(1, 0), time.Now().Add(2*time.Hour) // this host was started then
 	other := fileNumbers{is.maj, is.min + 1, is.inode + 1}
-	inode := module.Inode(other.maj, other.min, other.inode)
+	inode := module.Inode(other.maj, other.min, other.inode, 0)
 	for _, c := range []struct {
 		what     string
 		path     string
@@ -41,7 +41,7 @@ func TestIdentify(t *testing.T) {
 		{"its numbers, written to since", path, true, earlier, before, is, module.Another, 0},
 		{"its inode on another device", path, true, later, before, fileNumbers{is.maj, is.min + 1, is.inode}, "", 1},
 		{"its inode on another device, changed since", path, true, earlier, before, fileNumbers{is.maj, is.min + 1, is.inode}, module.Another, 0},
-		{"another inode", path, true, later, before, fileNumbers{is.maj, is.min, is.inode + 1}, module.Inode(is.maj, is.min, is.inode+1), 0},
+		{"another inode", path, true, later, before, fileNumbers{is.maj, is.min, is.inode + 1}, module.Inode(is.maj, is.min, is.inode+1, 0), 0},
 		{"a namesake that is older than the recording", path, true, later, before, other, inode, 0},
 		{"a namesake that is younger", path, true, earlier, before, other, inode, 0},
 		{"no device recorded", path, true, later, before, fileNumbers{0, 0, is.inode}, "", 0},
@@ -62,7 +62,7 @@ func TestIdentify(t *testing.T) {
 		doubts := 0
 		id := Identity{Here: func() bool { return c.here }, Written: c.written, Doubt: func(string) { doubts++ }, booted: c.booted}
 		for range 2 {
-			if got := id.Identify(c.path, c.recorded.maj, c.recorded.min, c.recorded.inode); got != c.want {
+			if got := id.Identify(c.path, c.recorded.maj, c.recorded.min, c.recorded.inode, 0); got != c.want {
 				t.Errorf("%s: %q, want %q", c.what, got, c.want)
 			}
 		}
@@ -96,9 +96,9 @@ func TestIdentifyMounts(t *testing.T) {
 		}
 		is[i] = mapFile(path)
 	}
-	for i, want := range []string{module.Inode(is[0].maj, is[0].min, is[0].inode), ""} {
+	for i, want := range []string{module.Inode(is[0].maj, is[0].min, is[0].inode, 0), ""} {
 		id := Identity{Here: func() bool { return true }, Written: time.Now().Add(time.Hour)}
-		if got := id.Identify(path, is[i].maj, is[i].min, is[i].inode); got != want {
+		if got := id.Identify(path, is[i].maj, is[i].min, is[i].inode, 0); got != want {
 			t.Errorf("mount %d: %q, want %q; %+v", i, got, want, is)
 		}
 	}

@@ -214,7 +214,7 @@ func (n *Namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 		}
 		clear(names)
 	}
-	if m.BuildID == "" || n.keeps() {
+	if !module.IsBuildID(m.BuildID) || n.keeps() {
 		n.search(m, t, offs, names)
 		return
 	}

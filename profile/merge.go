@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A Merger makes one profile of many, such as those of the intervals of one machine. Modules with the same path and build ID are one, and so are
-// functions of the same name and module, and places of the same offset. The zero value is ready to use.
+// A Merger makes one profile of many, such as those of the intervals of one machine. Modules with the same path and build ID are one (without build IDs: of
+// one file), and so are functions of the same name and module, and places of the same offset. The zero value is ready to use.
 type Merger struct {
 	p        Profile
 	tags     []Place // by stack

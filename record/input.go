@@ -68,7 +68,7 @@ func CheckInput(path string) error {
 }
 
 // identify returns Session.identify for f, the recording in the file. doubt is told of each file that may be another one than was recorded.
-func (in *input) identify(f *perfdata.File, doubt func(path string)) func(path string, maj, min uint32, inode uint64) string {
+func (in *input) identify(f *perfdata.File, doubt func(path string)) func(path string, maj, min uint32, inode, gen uint64) string {
 	id := names.Identity{Doubt: doubt}
 	if st, err := in.Stat(); err == nil && st.Mode().IsRegular() {
 		id.Written = st.ModTime()

@@ -45,19 +45,19 @@ type Session struct {
 	in            source.RecordStream
 	machine       *arch.Machine
 	ours          bool
-	noCopies      bool                                                    // of stacks were made, and none was to be
-	framePointers bool                                                    // source.Options.FramePointers
-	about         func() perfdata.Info                                    // what a recording of it says of itself
-	want          func(pid, tid int32, comm string, time uint64) bool     // says which samples are of interest; nil: all
-	identify      func(path string, maj, min uint32, inode uint64) string // see source.Options; may be nil
-	registered    modules.Registered                                      // see modules.Made; nil: the recording is over
-	notes         []string                                                // from opening it
-	unsaid        func() uint64                                           // after the last record: samples that the recorder lost and that the stream does not say; nil: none
-	lost          uint64                                                  // what unsaid said
-	howFar        func() string                                           // nil: nobody is to know
-	doubtful      []string                                                // files that may be others than were recorded
-	cut           cuts                                                    // waits that are longer than they look
-	sample        profile.Sample                                          // scratch
+	noCopies      bool                                                         // of stacks were made, and none was to be
+	framePointers bool                                                         // source.Options.FramePointers
+	about         func() perfdata.Info                                         // what a recording of it says of itself
+	want          func(pid, tid int32, comm string, time uint64) bool          // says which samples are of interest; nil: all
+	identify      func(path string, maj, min uint32, inode, gen uint64) string // see source.Options; may be nil
+	registered    modules.Registered                                           // see modules.Made; nil: the recording is over
+	notes         []string                                                     // from opening it
+	unsaid        func() uint64                                                // after the last record: samples that the recorder lost and that the stream does not say; nil: none
+	lost          uint64                                                       // what unsaid said
+	howFar        func() string                                                // nil: nobody is to know
+	doubtful      []string                                                     // files that may be others than were recorded
+	cut           cuts                                                         // waits that are longer than they look
+	sample        profile.Sample                                               // scratch
 }
 
 func newSession(in source.RecordStream, about func() perfdata.Info, o Options) *Session {

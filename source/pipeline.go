@@ -67,9 +67,9 @@ type Options struct {
 	// not from that of Sample and Record.
 	Mods func(path, buildID string) *unwind.Module
 
-	// Identify, if not nil, returns a substitute for the build ID of a file recorded without one, by the file's path, device and inode. ""
+	// Identify, if not nil, returns a substitute for the build ID of a file recorded without one, by the file's path, device, inode and generation. ""
 	// accepts the file at the path. It is called as Mods is.
-	Identify func(path string, maj, min uint32, inode uint64) string
+	Identify func(path string, maj, min uint32, inode, gen uint64) string
 
 	// Made, if not nil, knows code that processes make while they run.
 	Made Maker
@@ -371,11 +371,11 @@ func newReader(in RecordStream, o *Options, free, work, order chan *job) *reader
 	rd.world.made = o.Made
 	rd.world.Identify(o.Identify)
 	if b, ok := in.(interface{ BuildID(string) string }); ok && o.Identify != nil {
-		rd.world.Identify(func(path string, maj, min uint32, inode uint64) string {
+		rd.world.Identify(func(path string, maj, min uint32, inode, gen uint64) string {
 			if b.BuildID(path) != "" {
 				return ""
 			}
-			return o.Identify(path, maj, min, inode)
+			return o.Identify(path, maj, min, inode, gen)
 		})
 	}
 	if u, ok := in.(interface{ Owner(pid int32) uint32 }); ok {

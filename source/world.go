@@ -27,7 +27,7 @@ type World struct {
 	ids   map[weak.Pointer[unwind.Module]]fileID // the files that these are
 	sweep int                                    // how many files may be known before those are forgotten that nothing has
 
-	identify func(path string, maj, min uint32, inode uint64) string // see Options.Identify; may be nil
+	identify func(path string, maj, min uint32, inode, gen uint64) string // see Options.Identify; may be nil
 
 	made    Maker             // see Options.Made; may be nil
 	names   map[string]string // interned names of threads
@@ -109,7 +109,7 @@ func NewWorld(mods func(path, buildID string) *unwind.Module) *World {
 }
 
 // Identify has w ask for what stands for the build ID of a file that was recorded without one: see Options.Identify. It is called before the first record.
-func (w *World) Identify(identify func(path string, maj, min uint32, inode uint64) string) {
+func (w *World) Identify(identify func(path string, maj, min uint32, inode, gen uint64) string) {
 	w.identify = identify
 }
 
@@ -578,7 +578,7 @@ func (w *World) module(id fileID) *unwind.Module {
 		} else if w.mods != nil {
 			buildID := id.buildID
 			if buildID == "" && id.inode != 0 && w.identify != nil {
-				buildID = w.identify(id.path, id.maj, id.min, id.inode)
+				buildID = w.identify(id.path, id.maj, id.min, id.inode, id.gen)
 			}
 			m = w.mods(id.path, buildID)
 		}

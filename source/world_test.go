@@ -383,7 +383,7 @@ func TestWorldSameFile(t *testing.T) {
 func sameFile(t *testing.T, identified bool) {
 	w := NewWorld(func(path, buildID string) *unwind.Module { return unwind.NewModule(path, buildID, nil) })
 	if identified {
-		w.Identify(func(_ string, maj, min uint32, inode uint64) string { return fmt.Sprint("inode ", maj, min, inode) })
+		w.Identify(func(_ string, maj, min uint32, inode, _ uint64) string { return fmt.Sprint("inode ", maj, min, inode) })
 	}
 	mmap := func(misc uint16, major uint32, inode, gen uint64) {
 		w.Apply(&Record{Type: RecordMmap2, Misc: misc, PID: 1, TID: 1, Time: 1, Addr: 0x1000, Len: 0x1000, Prot: ProtExec, Filename: []byte("/a"), Maj: major, Inode: inode, InodeGen: gen})

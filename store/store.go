@@ -201,7 +201,7 @@ func obtain[T any](s *Store, all *map[string]*entry[T], img *module.Image, suffi
 			var kept bool
 			t, kept = fill(s, e, img, name, open, how)
 			e.some, e.made = t != nil, weak.Make(t)
-			e.done.Store(!errors.Is(e.err, errWritten))
+			e.done.Store(!errors.Is(e.err, ErrWritten))
 			if kept && e.from == Built {
 				s.replace(suffix, how.old, name, link)
 			}
@@ -253,8 +253,8 @@ func entryOf[T any](s *Store, all *map[string]*entry[T], name string) *entry[T] 
 	return e
 }
 
-// errWritten refuses a table that may have been made of two files.
-var errWritten = errors.New("somebody wrote to the file while its unwind information was read")
+// ErrWritten says that a table may have been made of two files. The image is no good any more.
+var ErrWritten = errors.New("somebody wrote to the file while its unwind information was read")
 
 // fill gets an entry from disk, or else makes and keeps it. It says whether it is on disk.
 func fill[T any](s *Store, e *entry[T], img *module.Image, name string, open func() *format.Unwind, how recipe[T]) (*T, bool) {
@@ -278,7 +278,7 @@ func fill[T any](s *Store, e *entry[T], img *module.Image, name string, open fun
 	e.from, e.err = Built, err
 	s.built.Add(1)
 	if img.Changed() {
-		e.from, e.err = None, errWritten
+		e.from, e.err = None, ErrWritten
 		return nil, false
 	}
 	if t == nil || s.dir == "" || frames.Indirect() { // then the name does not say all that it was made of

@@ -630,7 +630,7 @@ func TestWritten(t *testing.T) {
 	}
 	tab, from, _, err := obtain(s, &s.tables, img, "test", written)
 	kept, _ := filepath.Glob(filepath.Join(s.dir, "*"))
-	if tab != nil || from != None || !errors.Is(err, errWritten) || len(kept) > 0 || len(s.tables) > 0 {
+	if tab != nil || from != None || !errors.Is(err, ErrWritten) || len(kept) > 0 || len(s.tables) > 0 {
 		t.Errorf("a table %v, from %v, %v; kept %q, %d entries; want none, and that somebody wrote to the file", tab != nil, from, err, kept, len(s.tables))
 	}
 	now, err := module.Open(path)

@@ -3,6 +3,7 @@ package symbol
 import (
 	"errors"
 	"sync"
+	"time"
 
 	"github.com/unspool/unspool/module"
 )
@@ -19,11 +20,14 @@ const (
 func (t *Table) enter() {
 	for {
 		t.life.RLock()
-		if t.opened || t.closed {
+		if t.closed || t.opened && !t.lost() {
 			return
 		}
 		t.life.RUnlock()
 		t.life.Lock()
+		if t.opened && !t.closed && t.lost() {
+			t.forget()
+		}
 		if !t.opened && !t.closed {
 			if err := module.Guard(func() error { t.load(); return nil }); err != nil {
 				t.sources = nil
@@ -57,9 +61,26 @@ func (t *Table) reopen() {
 	t.life.Lock()
 	defer t.life.Unlock()
 	if t.opened && !t.closed && t.changed() {
-		t.share.Remove()
-		t.release()
+		t.forget()
 	}
+}
+
+// forget releases the files, and what was said of them, because somebody has written to them. t.life is locked.
+func (t *Table) forget() {
+	t.share.Remove()
+	t.release()
+	t.written = time.Now()
+	t.owning.Lock()
+	t.replaced, t.note = false, ""
+	t.owning.Unlock()
+}
+
+// rewriting is how long somebody who writes to a file may take before it is looked at again.
+const rewriting = time.Second
+
+// lost says whether the file that was written to was not there, or not whole, when it was opened again, some time ago. t.life is held.
+func (t *Table) lost() bool {
+	return t.img == nil && !t.written.IsZero() && time.Since(t.written) >= rewriting
 }
 
 // size returns about how many bytes the table takes, its files apart. t.life is held.

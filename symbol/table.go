@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
@@ -32,6 +33,7 @@ type Table struct {
 	pid     int           // of the process through whose root it was opened; 0: it is this machine's
 	sources []source      // and under mu
 	lacks   bool          // the file has no .symtab, and no debug file was found
+	written time.Time     // when somebody was last seen to have written to a file
 
 	debug    *module.Image // separate debug file, if it was needed
 	debugged sync.Once

@@ -3,6 +3,7 @@ package procfs
 import (
 	"bytes"
 	"encoding/binary"
+	"hash/fnv"
 	"os"
 	"runtime"
 	"syscall"
@@ -117,4 +118,11 @@ func short(id []byte) []byte {
 		return nil
 	}
 	return id
+}
+
+// Stamp sums up a file's size and the time of its last change, which tell one from another with the same inode. It is never 0.
+func Stamp(st *unix.Stat_t) uint64 {
+	h := fnv.New64a()
+	binary.Write(h, binary.LittleEndian, []int64{st.Size, int64(st.Mtim.Sec), int64(st.Mtim.Nsec)})
+	return max(h.Sum64(), 1)
 }

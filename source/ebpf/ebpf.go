@@ -85,7 +85,7 @@ type Options struct {
 	Mods func(path, buildID string) *unwind.Module
 
 	// Identify, if not nil, returns what stands for the build ID of a file without one: see source.Options.
-	Identify func(path string, maj, min uint32, inode uint64) string
+	Identify func(path string, maj, min uint32, inode, gen uint64) string
 
 	// Memory limits the tables' bytes of kernel memory; 0 is DefaultMemory. Where there are more, those are there that most walks
 	// look for.

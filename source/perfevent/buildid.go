@@ -43,6 +43,14 @@ type stamp struct {
 	mtime, ctime unix.Timespec
 }
 
+// sum is what records have of a stamp: procfs.Stamp; 0 of none.
+func (s stamp) sum() uint64 {
+	if s == (stamp{}) {
+		return 0
+	}
+	return procfs.Stamp(&unix.Stat_t{Size: s.size, Mtim: s.mtime})
+}
+
 // stampOf returns the stamp of the file that process pid has mapped at m: zero if it has no name any more, or another file has it. Asking for it takes
 // a tenth of the time that the build ID does.
 func stampOf(pid int, m *procfs.Mapping) stamp {
@@ -58,12 +66,12 @@ func inside(pid int, name string) string { return "/proc/" + strconv.Itoa(pid) +
 
 const maxBuildIDs = 1 << 16
 
-// of returns the build ID of the file that process pid has mapped at m: what the kernel finds in it, if it can be asked, or else
-// what the file has, if it is still there; nil if it has none, or if nobody can tell in time. maps is the process's open
+// of returns the build ID and the stamp of the file that process pid has mapped at m. The build ID is what the kernel finds in it, if it can be asked, or
+// else what the file has, if it is still there; nil if it has none, or if nobody can tell in time. maps is the process's open
 // /proc/PID/maps; nil: it is opened if it is needed.
-func (b *buildIDs) of(maps *os.File, pid int, m *procfs.Mapping, gen uint64) []byte {
+func (b *buildIDs) of(maps *os.File, pid int, m *procfs.Mapping, gen uint64) identity {
 	if m.Inode == 0 {
-		return nil
+		return identity{}
 	}
 	key := inode{m.Maj, m.Min, m.Inode, gen}
 	was, ok := b.known(key)
@@ -78,9 +86,11 @@ func (b *buildIDs) of(maps *os.File, pid int, m *procfs.Mapping, gen uint64) []b
 		return is.id, good
 	})
 	if !answered {
-		return was.id
+		return was
 	}
-	return id
+	is, _ := b.known(key)
+	is.id = id
+	return is
 }
 
 // ask is buildIDs.of for a file that nothing is known of. ok is false if nobody can tell.
@@ -128,7 +138,7 @@ const (
 	mmapName = 72
 )
 
-// identify gives an executable MMAP2 record of the kernel's the build ID of its file, in place of the inode.
+// identify gives an executable MMAP2 record of the kernel's the build ID of its file, in place of the inode, or the stamp, in place of the inode's generation.
 func (b *buildIDs) identify(raw []byte) {
 	if len(raw) <= mmapName || binary.LittleEndian.Uint32(raw) != source.RecordMmap2 {
 		return
@@ -145,11 +155,12 @@ func (b *buildIDs) identify(raw []byte) {
 		Lo: num(raw[mmapAddr:]), Off: num(raw[mmapOff:]), Name: string(name),
 		Maj: binary.LittleEndian.Uint32(file), Min: binary.LittleEndian.Uint32(file[4:]), Inode: num(file[8:]),
 	}
-	id := b.of(nil, int(binary.LittleEndian.Uint32(raw[mmapPID:])), &m, num(file[16:]))
-	if len(id) == 0 {
+	is := b.of(nil, int(binary.LittleEndian.Uint32(raw[mmapPID:])), &m, num(file[16:]))
+	if len(is.id) == 0 {
+		binary.LittleEndian.PutUint64(file[16:], is.at.sum())
 		return
 	}
 	binary.LittleEndian.PutUint16(raw[4:], misc|source.MiscMmapBuildID)
 	clear(file)
-	file[0] = byte(copy(file[4:], id))
+	file[0] = byte(copy(file[4:], is.id))
 }

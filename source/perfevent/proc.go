@@ -158,8 +158,10 @@ func (s *synth) maps(pid int) (n int, whole bool) {
 		}
 		rec := mapped(&m)
 		rec.PID, rec.TID = int32(pid), int32(pid)
-		if rec.BuildID = s.ids.of(f, pid, &m, 0); len(rec.BuildID) > 0 {
-			rec.Misc |= source.MiscMmapBuildID
+		if is := s.ids.of(f, pid, &m, 0); len(is.id) > 0 {
+			rec.BuildID, rec.Misc = is.id, rec.Misc|source.MiscMmapBuildID
+		} else {
+			rec.InodeGen = is.at.sum()
 		}
 		s.add(&rec)
 		n++

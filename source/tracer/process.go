@@ -2,6 +2,7 @@ package tracer
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"os"
@@ -414,6 +415,15 @@ func (r *Recorder) mmap(p *proc, m *procfs.Mapping, time uint64) {
 		if len(id) > 0 {
 			rec.Misc |= source.MiscMmapBuildID
 			rec.BuildID = id
+		} else {
+			stamp, ok := r.asker.AskOf(p.pid, m, func() ([]byte, bool) {
+				var st unix.Stat_t
+				ok := unix.Stat(path, &st) == nil && st.Ino == m.Inode
+				return binary.LittleEndian.AppendUint64(nil, procfs.Stamp(&st)), ok
+			})
+			if ok {
+				rec.InodeGen = binary.LittleEndian.Uint64(stamp)
+			}
 		}
 	}
 	r.add(&rec)
