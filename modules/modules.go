@@ -268,18 +268,23 @@ func (s *Set) read(m *unwind.Module, was **module.File) *unwind.Code {
 	}
 	file := img.File()
 	*was = file
-	var looked atomic.Int64 // when; in ns
-	var changed atomic.Bool
+	var current atomic.Pointer[module.Image]
+	current.Store(img)
+	var looked atomic.Int64                                           // when; in ns
+	var gone atomic.Bool                                              // the file was not there then
 	here := in == 0 && module.OnDisk(m.Path) && s.Files.Sysroot == "" // and not below a process's root
 	c.Text = func(v arch.Vaddr, to []byte) (n int) {
-		img := img
 		if now := time.Now().UnixNano(); now-looked.Load() > int64(time.Second) { // a question to the file system takes longer than to read code
 			looked.Store(now)
-			changed.Store(img.Changed())
+			gone.Store(!s.follow(m, &current, file))
 		}
-		if changed.Load() || !img.Hold() {
+		if gone.Load() {
+			return 0
+		}
+		img := current.Load()
+		if !img.Hold() {
 			if here {
-				if n, ok := s.reread.at(m.Path, file, c.Segments, v, to); ok {
+				if n, ok := s.reread.at(m.Path, img.File(), c.Segments, v, to); ok {
 					return n
 				}
 			}
@@ -296,6 +301,23 @@ func (s *Set) read(m *unwind.Module, was **module.File) *unwind.Code {
 		return n
 	}
 	return c
+}
+
+// follow opens a module's file again, if somebody has written to it. It says whether it is still the file that was read.
+func (s *Set) follow(m *unwind.Module, current *atomic.Pointer[module.Image], was *module.File) bool {
+	if !current.Load().Changed() {
+		return true
+	}
+	img, _, err := s.Files.Find(m.Path, m.BuildID, int(m.Process()))
+	if img == nil || err != nil {
+		return false
+	}
+	defer img.Release() // the Locator holds it
+	same := sameFile(m, was, img.File())
+	if same {
+		current.Store(img)
+	}
+	return same
 }
 
 // sameFile says whether a file that was opened again is the one that was read before, nil for none: where nobody knows a build ID.

@@ -37,13 +37,19 @@ const maxIdentified = 1 << 14
 // recording. Elsewhere, device numbers mean nothing, and the file has the recorded inode. Some file systems give a mapping other numbers than stat(2), or
 // have another device when they are mounted anew, and of a layered one, kernels differ in which layer's numbers they record: there, a file of this host
 // that has not changed since the recording was written counts as the recorded file, and Doubt is told.
-func (id *Identity) Identify(path string, maj, min uint32, inode, _ uint64) string {
+func (id *Identity) Identify(path string, maj, min uint32, inode, gen uint64) string {
 	if !module.OnDisk(path) {
 		return ""
 	}
 	var st unix.Stat_t
 	there := unix.Stat(path, &st) == nil
 	recorded, here := fileNumbers{maj, min, inode}, id.Here() && !id.Written.IsZero()
+	if here && there && gen&procfs.NoStamp != 0 && gen != procfs.Stamp(&st) { // a recording of this program's
+		if id.Written.After(id.boot()) {
+			return module.Inode(maj, min, inode, gen)
+		}
+		return module.Another
+	}
 	if here && maj|min != 0 && id.Written.After(id.boot()) {
 		switch is, ok := id.mapping(path); {
 		case ok && is == recorded:
@@ -54,7 +60,7 @@ func (id *Identity) Identify(path string, maj, min uint32, inode, _ uint64) stri
 		case ok && is.inode == inode: // a file system that was mounted anew since may have another device
 			return id.unchanged(path, &st)
 		case !there, ok && !layered(path): // a container may have it
-			return module.Inode(maj, min, inode, 0)
+			return module.Inode(maj, min, inode, gen&-(gen>>63))
 		}
 	}
 	if !there {

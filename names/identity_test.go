@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/module"
 )
 
@@ -100,6 +101,33 @@ func TestIdentifyMounts(t *testing.T) {
 		id := Identity{Here: func() bool { return true }, Written: time.Now().Add(time.Hour)}
 		if got := id.Identify(path, is[i].maj, is[i].min, is[i].inode, 0); got != want {
 			t.Errorf("mount %d: %q, want %q; %+v", i, got, want, is)
+		}
+	}
+}
+
+// TestIdentifyStamp: a recording of this program's has a stamp of each file, which tells it from what was written into the file before the recording ended.
+func TestIdentifyStamp(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "prog")
+	if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	is := mapFile(path)
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	stamp := procfs.Stamp(&st)
+	for _, c := range []struct {
+		what string
+		gen  uint64
+		want string
+	}{
+		{"its stamp", stamp, ""}, {"another stamp", stamp ^ 1, module.Inode(is.maj, is.min, is.inode, stamp^1)}, {"a stamp of nothing", procfs.NoStamp, module.Inode(is.maj, is.min, is.inode, procfs.NoStamp)},
+		{"a generation", 7, ""}, {"none", 0, ""},
+	} {
+		id := Identity{Here: func() bool { return true }, Written: time.Now().Add(time.Hour), booted: time.Unix(1, 0)}
+		if got := id.Identify(path, is.maj, is.min, is.inode, c.gen); got != c.want {
+			t.Errorf("%s: %q, want %q", c.what, got, c.want)
 		}
 	}
 }

@@ -519,7 +519,7 @@ func (w *World) freeze(p *proc) *image {
 }
 
 // same says whether m is the module of a mapped file, as far as /proc/PID/maps tells: there a deleted file's name ends otherwise, and no file
-// has a generation. Some file systems have another device and inode there than in records; then the path decides.
+// has a generation, but perhaps a stamp in its place (see module.Inode). Some file systems have another device and inode there than in records; then the path decides.
 func (w *World) same(f *fileID, m *unwind.Module) bool {
 	const deleted = " (deleted)"
 	id := m.BuildID
@@ -527,11 +527,17 @@ func (w *World) same(f *fileID, m *unwind.Module) bool {
 	if ok {
 		id = is.buildID // as recorded
 	}
+	if ok && f.gen != is.gen && f.gen&is.gen&stamped != 0 {
+		return false
+	}
 	if f.buildID != id || strings.TrimSuffix(f.path, deleted) != strings.TrimSuffix(m.Path, deleted) {
 		return false
 	}
 	return f.buildID != "" || !ok || is.maj != f.maj || is.min != f.min || is.inode == f.inode
 }
+
+// stamped is set in a stamp that stands in place of a generation: procfs.NoStamp.
+const stamped = 1 << 63
 
 // repaired counts how what there is differs from what was known, and says whether it does.
 func (w *World) repaired(was, is *unwind.Space) bool {

@@ -456,12 +456,14 @@ func TestConcurrent(t *testing.T) {
 	img := shell(t)
 	var wg sync.WaitGroup
 	stores := []*Store{open2(t, dir), open2(t, dir)}
-	for i := range 8 {
+	var tables [8]*compact.Table
+	for i := range tables {
 		wg.Go(func() {
 			table, _, err := stores[i%2].Table(img)
 			if err != nil || table == nil {
 				t.Errorf("Table: %v, %v", table, err)
 			}
+			tables[i] = table
 		})
 	}
 	wg.Wait()
@@ -470,6 +472,7 @@ func TestConcurrent(t *testing.T) {
 			t.Errorf("a store made or mapped %d tables, want 1", n)
 		}
 	}
+	runtime.KeepAlive(&tables) // what nobody has is made again
 	get(t, open2(t, dir), Disk)
 }
 

@@ -423,3 +423,34 @@ func FuzzDemangle(f *testing.F) {
 		Demangle(s, true)
 	})
 }
+
+// TestLost: a file that was written to, and is not there any more, is looked for again, but not twice for one question, however long that takes.
+func TestLost(t *testing.T) {
+	path := built(t)
+	asked := 0
+	r := New(Options{Fetch: func([]byte, string) (string, error) {
+		asked++
+		time.Sleep(rewriting / 2) // one for the program, one for its debug file
+		return "", os.ErrNotExist
+	}})
+	defer r.Close()
+	img, err := module.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	tab := r.Module(path, hex.EncodeToString(img.BuildID()))
+	if _, ok := tab.Lookup(img.Entry()); !ok {
+		t.Fatalf("no name: %q", tab.Note())
+	}
+	write(t, path, "another file")
+	for i := range 2 {
+		if s, ok := tab.Lookup(img.Entry()); ok {
+			t.Errorf("a name: %+v", s)
+		}
+		if want := 2 * (i + 1); asked > want {
+			t.Errorf("after question %d, it was looked for %d times, want %d at most", i, asked, want)
+		}
+		time.Sleep(rewriting)
+	}
+}

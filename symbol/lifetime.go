@@ -29,11 +29,19 @@ func (t *Table) enter() {
 			t.forget()
 		}
 		if !t.opened && !t.closed {
+			if t.disturbed {
+				t.setNote("")
+				t.disturbed = false
+			}
 			if err := module.Guard(func() error { t.load(); return nil }); err != nil {
 				t.sources = nil
 				t.setNote("%v", err)
 			}
-			t.opened = true
+			if t.opened = true; t.img != nil {
+				t.written = time.Time{}
+			} else if !t.written.IsZero() {
+				t.written = time.Now()
+			}
 			t.share = t.r.opt.Files.Memory.Add(t.size(), t.evict)
 		}
 		t.life.Unlock()
@@ -71,16 +79,22 @@ func (t *Table) forget() {
 	t.release()
 	t.written = time.Now()
 	t.owning.Lock()
-	t.replaced, t.note = false, ""
+	t.replaced, t.foreign, t.note = false, "", ""
 	t.owning.Unlock()
 }
 
 // rewriting is how long somebody who writes to a file may take before it is looked at again.
 const rewriting = time.Second
 
-// lost says whether the file that was written to was not there, or not whole, when it was opened again, some time ago. t.life is held.
+// lost says whether the file that was written to was not there, or not whole, when it was opened again, some time ago, and no debug file has its names.
+// t.life is held.
 func (t *Table) lost() bool {
-	return t.img == nil && !t.written.IsZero() && time.Since(t.written) >= rewriting
+	if t.img != nil || t.written.IsZero() || time.Since(t.written) < rewriting {
+		return false
+	}
+	t.owning.Lock()
+	defer t.owning.Unlock()
+	return t.debug == nil
 }
 
 // size returns about how many bytes the table takes, its files apart. t.life is held.

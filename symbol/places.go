@@ -25,7 +25,7 @@ func (t *Table) Places(addrs []arch.Vaddr) (out [][]Place) {
 		t.reopen()
 		if out, changed = t.placesOf(addrs); changed {
 			t.reopen()
-			t.setNote("%s: %v", t.path, errWritten)
+			t.disturb()
 			clear(out)
 		}
 	}

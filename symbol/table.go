@@ -33,7 +33,7 @@ type Table struct {
 	pid     int           // of the process through whose root it was opened; 0: it is this machine's
 	sources []source      // and under mu
 	lacks   bool          // the file has no .symtab, and no debug file was found
-	written time.Time     // when somebody was last seen to have written to a file
+	written time.Time     // when somebody was last seen to have written to a file, and the file was last looked for, until it is there again
 
 	debug    *module.Image // separate debug file, if it was needed
 	debugged sync.Once
@@ -62,6 +62,8 @@ type Table struct {
 	foreign  string // why the one that is there is for another machine; "" if it is not
 	note     string
 	noted    bool // debug information that was released had notes
+
+	disturbed bool // the note is errWritten's
 }
 
 // Note says why names are missing; "" if none are.
@@ -234,10 +236,18 @@ func (t *Table) use(f func()) bool {
 		t.reopen()
 		if ok, changed = t.try(f); changed {
 			t.reopen()
-			t.setNote("%s: %v", t.path, errWritten)
+			t.disturb()
 		}
 	}
 	return ok && !changed
+}
+
+// disturb notes that names could not be read. It holds until the files are opened again.
+func (t *Table) disturb() {
+	t.setNote("%s: %v", t.path, errWritten)
+	t.owning.Lock()
+	t.disturbed = true
+	t.owning.Unlock()
 }
 
 var errWritten = errors.New("somebody writes to the file while it is read")

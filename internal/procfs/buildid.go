@@ -120,9 +120,12 @@ func short(id []byte) []byte {
 	return id
 }
 
-// Stamp sums up a file's size and the time of its last change, which tell one from another with the same inode. It is never 0.
+// NoStamp is the stamp of no file. Stamps have its bit set: no generation of an inode does, which has 32 bits.
+const NoStamp = 1 << 63
+
+// Stamp sums up a file's size and the time of its last change, which tell one from another with the same inode.
 func Stamp(st *unix.Stat_t) uint64 {
 	h := fnv.New64a()
 	binary.Write(h, binary.LittleEndian, []int64{st.Size, int64(st.Mtim.Sec), int64(st.Mtim.Nsec)})
-	return max(h.Sum64(), 1)
+	return max(h.Sum64()|NoStamp, NoStamp+1)
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -138,6 +139,12 @@ const (
 	mmapName = 72
 )
 
+// young is up to what age a file may be another one than a process that has ended had mapped: records are read much sooner.
+const young = 2 * time.Second
+
+// ended says whether a process's files are looked for as this process names them.
+func ended(pid int) bool { return unix.Access("/proc/"+strconv.Itoa(pid)+"/root", unix.F_OK) != nil }
+
 // identify gives an executable MMAP2 record of the kernel's the build ID of its file, in place of the inode, or the stamp, in place of the inode's generation.
 func (b *buildIDs) identify(raw []byte) {
 	if len(raw) <= mmapName || binary.LittleEndian.Uint32(raw) != source.RecordMmap2 {
@@ -157,7 +164,11 @@ func (b *buildIDs) identify(raw []byte) {
 	}
 	is := b.of(nil, int(binary.LittleEndian.Uint32(raw[mmapPID:])), &m, num(file[16:]))
 	if len(is.id) == 0 {
-		binary.LittleEndian.PutUint64(file[16:], is.at.sum())
+		sum := is.at.sum()
+		if sum != 0 && time.Since(time.Unix(is.at.ctime.Unix())) < young && ended(int(binary.LittleEndian.Uint32(raw[mmapPID:]))) {
+			sum = procfs.NoStamp
+		}
+		binary.LittleEndian.PutUint64(file[16:], sum)
 		return
 	}
 	binary.LittleEndian.PutUint16(raw[4:], misc|source.MiscMmapBuildID)
