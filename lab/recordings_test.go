@@ -127,14 +127,25 @@ func spacesOf(module func(path, buildID string) *unwind.Module) *spaces {
 // space returns the walkable space of s as it is now.
 func (k *spaces) space(s *oracle.Space) *unwind.Space {
 	u := k.known[s.ID]
-	if u == nil {
-		u = unwind.NewSpace()
+	if u == nil || k.size[s.ID] > len(s.Maps) { // the recording is read again
+		u, k.size[s.ID] = unwind.NewSpace(), 0
 	}
 	for _, m := range s.Maps[k.size[s.ID]:] {
 		u = u.With(unwind.Mapping{Lo: arch.Addr(m.Lo), Hi: arch.Addr(m.Hi), Off: m.Off, Module: k.module(m.Path, "")})
 	}
 	k.known[s.ID], k.size[s.ID] = u, len(s.Maps)
 	return u
+}
+
+// TestSpaceAgain: a recording may be read again with the same spaces, which have fewer mappings at its beginning.
+func TestSpaceAgain(t *testing.T) {
+	k := spacesOf(func(path, _ string) *unwind.Module { return unwind.NewModule(path, "", nil) })
+	maps := []oracle.Map{{Lo: 0x1000, Hi: 0x2000, Path: "/a"}, {Lo: 0x2000, Hi: 0x3000, Path: "/b"}, {Lo: 0x3000, Hi: 0x4000, Path: "/c"}}
+	for _, n := range []int{1, 3, 2, 3} {
+		if got := len(k.space(&oracle.Space{ID: 1, Maps: maps[:n]}).Mappings()); got != n {
+			t.Errorf("%d mappings, want %d", got, n)
+		}
+	}
 }
 
 // snapshot translates for our own walker.

@@ -200,9 +200,10 @@ func (r *Recording) after() (n int64) {
 
 // Samples calls yield for each sample, in time order, until it returns false.
 func (r *Recording) Samples(yield func(*RecordedSample) bool) (err error) {
+	yielding := false
 	defer func() {
 		if e := recover(); e != nil {
-			if _, ok := e.(error); !ok {
+			if _, ok := e.(error); !ok || yielding {
 				panic(e)
 			}
 			err = fmt.Errorf("a record is cut short: %v", e)
@@ -219,7 +220,9 @@ func (r *Recording) Samples(yield func(*RecordedSample) bool) (err error) {
 			r.sample(&s, off, rec.time)
 			s.Space = w.space(s.PID)
 			s.Snapshot.Space = s.Space.ID
-			if !yield(&s) {
+			yielding = true
+			more := yield(&s)
+			if yielding = false; !more {
 				return nil
 			}
 		case recMmap:
