@@ -215,6 +215,7 @@ func TestTruncatedLater(t *testing.T) {
 // TestWritten: a file that another program is written into, in place, has no names for what ran, and those of the other one for what runs then. What was
 // read while it was written to is not used.
 func TestWritten(t *testing.T) {
+	oracle.Long(t)
 	for _, flag := range []string{"-Wl,--build-id", "-Wl,--build-id=none"} {
 		t.Run(flag, func(t *testing.T) { written(t, flag) })
 	}
@@ -426,6 +427,7 @@ func FuzzDemangle(f *testing.F) {
 
 // TestLost: a file that was written to, and is not there any more, is looked for again, but not twice for one question, however long that takes.
 func TestLost(t *testing.T) {
+	oracle.Long(t)
 	path := built(t)
 	asked := 0
 	r := New(Options{Fetch: func([]byte, string) (string, error) {
