@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// An Asker asks for build IDs of mapped files, and has patience with file systems that do not answer: the kernel and FileBuildID read the file, and a
+// An Asker asks for build IDs of mapped files, and what else tells one from another, and has patience with file systems that do not answer: the kernel and FileBuildID read the file, and a
 // file system that any user runs in a process (FUSE) can keep them waiting for ever. Each question has a goroutine, and a thread while it waits.
 // Where no answer comes, the file has no build ID. The zero Asker is ready. It is safe for concurrent use.
 //
@@ -54,11 +54,11 @@ const (
 
 // AskOf returns what ask does, or false if that takes too long, or if another question of process pid goes on. ask asks of the file that the process has
 // mapped at m.
-func (a *Asker) AskOf(pid int, m *Mapping, ask func() (id []byte, ok bool)) (id []byte, ok bool) {
-	return a.ask(pid, a.kind(pid, device{m.Maj, m.Min}), ask)
+func AskOf[T any](a *Asker, pid int, m *Mapping, ask func() (T, bool)) (answer T, ok bool) {
+	return askOf(a, pid, a.kind(pid, device{m.Maj, m.Min}), ask)
 }
 
-func (a *Asker) ask(pid int, is kind, ask func() (id []byte, ok bool)) (id []byte, ok bool) {
+func askOf[T any](a *Asker, pid int, is kind, ask func() (T, bool)) (none T, ok bool) {
 	p, wait := &a.by[is], ownTime
 	if is == other {
 		wait = otherTime
@@ -76,18 +76,18 @@ func (a *Asker) ask(pid int, is kind, ask func() (id []byte, ok bool)) (id []byt
 	refused := p.waiting >= maxLate || wait <= 0 || a.late[pid]
 	a.mu.Unlock()
 	if refused {
-		return nil, false
+		return none, false
 	}
 
 	late := false
 	answered := make(chan struct{})
-	var answer []byte
+	var answer T
 	var good bool
 	go func() {
-		b, ok := ask()
+		t, ok := ask()
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if answer, good = b, ok; late {
+		if answer, good = t, ok; late {
 			p.waiting--
 			delete(a.late, pid)
 		}
@@ -116,7 +116,7 @@ func (a *Asker) ask(pid int, is kind, ask func() (id []byte, ok bool)) (id []byt
 		}
 		a.late[pid] = true
 	}
-	return nil, false
+	return none, false
 }
 
 // kind says what the file system of a device is, as this process's mounts or those of process pid have it.

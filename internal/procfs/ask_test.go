@@ -15,7 +15,7 @@ func TestAsker(t *testing.T) {
 	free := make(chan struct{})
 	var asked atomic.Int32
 	ask := func(pid int, dev uint32, blocks bool) bool {
-		_, ok := a.AskOf(pid, &Mapping{Min: dev}, func() ([]byte, bool) {
+		_, ok := AskOf(&a, pid, &Mapping{Min: dev}, func() ([]byte, bool) {
 			asked.Add(1)
 			if blocks {
 				<-free
@@ -75,7 +75,7 @@ func TestAskerSlow(t *testing.T) {
 	began := time.Now()
 	var waited atomic.Int32
 	for range 1000 {
-		a.AskOf(0, &Mapping{}, func() ([]byte, bool) {
+		AskOf(&a, 0, &Mapping{}, func() ([]byte, bool) {
 			waited.Add(1)
 			a.mu.Lock()
 			a.by[other].spent += slowTime / 4 // as if it had waited for so long
@@ -88,7 +88,7 @@ func TestAskerSlow(t *testing.T) {
 	}
 	a.by[local] = patience{since: time.Now().Add(time.Hour), spent: slowTime}
 	for tries := 0; ; tries++ {
-		if _, ok := a.AskOf(0, &Mapping{Maj: 1}, func() ([]byte, bool) { return nil, true }); ok {
+		if _, ok := AskOf(&a, 0, &Mapping{Maj: 1}, func() ([]byte, bool) { return nil, true }); ok {
 			break
 		} else if tries == 1000 {
 			t.Fatal("local file systems, which answer at once, are not asked any more")

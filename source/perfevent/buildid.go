@@ -1,13 +1,11 @@
 package perfevent
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"os"
 	"strconv"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -75,22 +73,20 @@ func (b *buildIDs) of(maps *os.File, pid int, m *procfs.Mapping, gen uint64) ide
 		return identity{}
 	}
 	key := inode{m.Maj, m.Min, m.Inode, gen}
-	was, ok := b.known(key)
-	id, answered := b.asker.AskOf(pid, m, func() (id []byte, good bool) {
-		is := identity{at: stampOf(pid, m)}
-		if ok && is.at == was.at && is.at != (stamp{}) {
-			return was.id, true
+	was, there := b.known(key)
+	is, ok := procfs.AskOf(&b.asker, pid, m, func() (is identity, ok bool) {
+		is.at = stampOf(pid, m)
+		if there && is.at == was.at && is.at != (stamp{}) {
+			return was, true
 		}
-		if is.id, good = ask(maps, pid, m); good {
+		if is.id, ok = ask(maps, pid, m); ok {
 			b.keep(key, is)
 		}
-		return is.id, good
+		return is, ok
 	})
-	if !answered {
+	if !ok {
 		return was
 	}
-	is, _ := b.known(key)
-	is.id = id
 	return is
 }
 
@@ -129,49 +125,44 @@ func (b *buildIDs) keep(file inode, is identity) {
 	b.by[file] = is
 }
 
-// Where an MMAP2 record has what identify wants (struct perf_record_mmap2), from its beginning.
-const (
-	mmapPID  = 8
-	mmapAddr = 16
-	mmapOff  = 32
-	mmapFile = 40 // device, inode and generation, or the build ID: 24 bytes
-	mmapProt = 64
-	mmapName = 72
-)
+// mmapFile is where an MMAP2 record has its file (struct perf_record_mmap2): device, inode and generation, or the build ID: 24 bytes.
+const mmapFile = 40
 
-// young is up to what age a file may be another one than a process that has ended had mapped: records are read much sooner.
-const young = 2 * time.Second
-
-// ended says whether a process's files are looked for as this process names them.
-func ended(pid int) bool { return unix.Access("/proc/"+strconv.Itoa(pid)+"/root", unix.F_OK) != nil }
-
-// identify gives an executable MMAP2 record of the kernel's the build ID of its file, in place of the inode, or the stamp, in place of the inode's generation.
-func (b *buildIDs) identify(raw []byte) {
-	if len(raw) <= mmapName || binary.LittleEndian.Uint32(raw) != source.RecordMmap2 {
+// identify gives an executable MMAP2 record of the kernel's the build ID of its file, in place of the inode, or the stamp, in place of the inode's
+// generation. Of a process that has ended, the path may lead to a file that was written since, even with the same inode: then nobody can tell.
+func (b *buildIDs) identify(raw []byte, dec *source.Decoder, rec *source.Record) {
+	le := binary.LittleEndian
+	if le.Uint32(raw) != source.RecordMmap2 {
 		return
 	}
-	misc := binary.LittleEndian.Uint16(raw[4:]) &^ source.MiscMmapBuildID // see buildIDs: the mark may be another's
-	binary.LittleEndian.PutUint16(raw[4:], misc)
-	if binary.LittleEndian.Uint32(raw[mmapProt:])&source.ProtExec == 0 {
+	misc := le.Uint16(raw[4:]) &^ source.MiscMmapBuildID // see buildIDs: the mark may be another's
+	le.PutUint16(raw[4:], misc)
+	if dec.Decode(raw, rec) != nil || rec.Prot&source.ProtExec == 0 {
 		return
 	}
-	file := raw[mmapFile:mmapProt]
-	num := binary.LittleEndian.Uint64
-	name, _, _ := bytes.Cut(raw[mmapName:], []byte{0})
-	m := procfs.Mapping{
-		Lo: num(raw[mmapAddr:]), Off: num(raw[mmapOff:]), Name: string(name),
-		Maj: binary.LittleEndian.Uint32(file), Min: binary.LittleEndian.Uint32(file[4:]), Inode: num(file[8:]),
+	m := procfs.Mapping{Lo: rec.Addr, Off: rec.Pgoff, Maj: rec.Maj, Min: rec.Min, Inode: rec.Inode, Name: string(rec.Filename)}
+	is := b.of(nil, int(rec.PID), &m, rec.InodeGen)
+	file := raw[mmapFile : mmapFile+24]
+	switch {
+	case is.at != (stamp{}) && !is.at.before(rec.Time) && ended(rec.PID):
+		le.PutUint64(file[16:], procfs.NoStamp)
+	case len(is.id) == 0:
+		le.PutUint64(file[16:], is.at.sum())
+	default:
+		le.PutUint16(raw[4:], misc|source.MiscMmapBuildID)
+		clear(file)
+		file[0] = byte(copy(file[4:], is.id))
 	}
-	is := b.of(nil, int(binary.LittleEndian.Uint32(raw[mmapPID:])), &m, num(file[16:]))
-	if len(is.id) == 0 {
-		sum := is.at.sum()
-		if sum != 0 && time.Since(time.Unix(is.at.ctime.Unix())) < young && ended(int(binary.LittleEndian.Uint32(raw[mmapPID:]))) {
-			sum = procfs.NoStamp
-		}
-		binary.LittleEndian.PutUint64(file[16:], sum)
-		return
+}
+
+// ended says whether nobody can be asked any more which files a process names.
+func ended(pid int32) bool { return unix.Access(inside(int(pid), "/"), unix.F_OK) != nil }
+
+// before says whether a file was last changed before a time of CLOCK_MONOTONIC. File systems round down to a tick of the coarse clock.
+func (s stamp) before(at uint64) bool {
+	var tick, now unix.Timespec
+	if unix.ClockGetres(unix.CLOCK_REALTIME_COARSE, &tick) != nil || unix.ClockGettime(unix.CLOCK_REALTIME, &now) != nil {
+		return false
 	}
-	binary.LittleEndian.PutUint16(raw[4:], misc|source.MiscMmapBuildID)
-	clear(file)
-	file[0] = byte(copy(file[4:], is.id))
+	return s.ctime.Nano()+tick.Nano() <= now.Nano()-int64(monotonic()-at)
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -77,21 +78,18 @@ func TestOtherRecorder(t *testing.T) {
 	}
 }
 
+// fileTick is longer than a tick of the clock of file systems: without it, which of two events was first cannot be told.
+const fileTick = 20 * time.Millisecond
+
 // TestReplacedInPlace: a program that is replaced by what keeps its inode, as cp does, has its own build ID from then on; and what was known of it
 // still counts where neither the process nor the file is there any more.
 func TestReplacedInPlace(t *testing.T) {
 	oracle.Need(t, "cc")
 	dir := t.TempDir()
 	path := filepath.Join(dir, "server")
-	dec := source.NewDecoder()
-	dec.AddAttr(&source.Attr{Flags: source.FlagMmap2}, nil, "")
 	var ids buildIDs
 	identify := func(rec source.Record) string {
-		raw := dec.Append(nil, 0, &rec)
-		ids.identify(raw)
-		if err := dec.Decode(raw, &rec); err != nil {
-			t.Fatal(err)
-		}
+		rec = identified(t, &ids, rec, monotonic())
 		return hex.EncodeToString(rec.BuildID)
 	}
 	var last source.Record
@@ -121,9 +119,65 @@ func TestReplacedInPlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	last.PID = 1<<31 - 1 // nobody is
+	time.Sleep(fileTick)
 	if got := identify(last); got != was {
 		t.Errorf("when nobody can be asked any more, it has build ID %q, want %q", got, was)
 	}
+}
+
+// TestWrittenSince: of a process that has ended, the file at its path tells nothing if it was written after it was mapped; and what it is if it was
+// not, however new it is.
+func TestWrittenSince(t *testing.T) {
+	oracle.Need(t, "cc")
+	dir := t.TempDir()
+	for _, id := range []string{"0x00112233445566778899aabbccddeeff00112233", "none"} {
+		path := filepath.Join(dir, id)
+		cc := exec.Command("cc", "-shared", "-nostdlib", "-Wl,--build-id="+id, "-o", path, "-x", "c", "-")
+		cc.Stdin = strings.NewReader("int f(void) { return 1; }")
+		if out, err := cc.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		m := mapCode(t, path)
+		rec := mapped(&m)
+		rec.PID = 1<<31 - 1 // nobody is
+		st := stampOf(os.Getpid(), &m)
+		time.Sleep(fileTick)
+		at := monotonic()
+		identify := func() source.Record { return identified(t, new(buildIDs), rec, at) }
+		if is := identify(); id == "none" && is.InodeGen != st.sum() || id != "none" && "0x"+hex.EncodeToString(is.BuildID) != id {
+			t.Errorf("build ID %s: a file that is as it was when it was mapped has build ID %x and stamp %x, want stamp %x", id, is.BuildID, is.InodeGen, st.sum())
+		}
+		time.Sleep(fileTick)
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteAt([]byte{0x7f}, 0); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		if is := identify(); is.BuildID != nil || is.InodeGen != procfs.NoStamp {
+			t.Errorf("build ID %s: a file that was written since has build ID %x and stamp %x", id, is.BuildID, is.InodeGen)
+		}
+		rec.PID = int32(os.Getpid()) // this process has it mapped still
+		if is := identify(); is.InodeGen == procfs.NoStamp {
+			t.Errorf("build ID %s: a file that is mapped cannot be told", id)
+		}
+	}
+}
+
+// identified returns a record as it is when it has been identified, with the time at which the kernel wrote it.
+func identified(t *testing.T, ids *buildIDs, rec source.Record, at uint64) source.Record {
+	t.Helper()
+	dec := source.NewDecoder()
+	dec.AddAttr(&source.Attr{SampleType: source.SampleTID | source.SampleTime, Flags: source.FlagMmap2 | source.FlagSampleIDAll}, nil, "")
+	rec.Time, rec.HasTime = at, true
+	raw := dec.Append(nil, 0, &rec)
+	ids.identify(raw, dec, &rec)
+	if err := dec.Decode(raw, &rec); err != nil {
+		t.Fatal(err)
+	}
+	return rec
 }
 
 // mapCode maps the first page of a file into this process as code, and returns what /proc says of it.

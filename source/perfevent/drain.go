@@ -245,7 +245,7 @@ func (r *Recorder) flush() {
 		r.records.Add(1)
 		made := binary.LittleEndian.Uint16(raw[4:])&source.MiscAgain != 0 // by a repair
 		if !made {
-			r.ids.identify(raw)
+			r.ids.identify(raw, r.dec, &r.rec)
 		}
 		if r.program != nil {
 			r.program.Saw(raw)

@@ -70,10 +70,13 @@ func TestRaceBuildIDs(t *testing.T) {
 	for range 4 {
 		wg.Go(func() { processes(&ids) })
 		wg.Go(func() {
+			var rec source.Record
+			dec := source.NewDecoder()
+			dec.AddAttr(&source.Attr{}, nil, "")
 			for b := bytes.Clone(records); len(b) > 0; {
 				var raw []byte
 				raw, b = cutRecord(b)
-				ids.identify(raw)
+				ids.identify(raw, dec, &rec)
 			}
 		})
 	}

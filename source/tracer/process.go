@@ -2,7 +2,6 @@ package tracer
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"maps"
 	"os"
@@ -406,7 +405,7 @@ func (r *Recorder) mmap(p *proc, m *procfs.Mapping, time uint64) {
 	}
 	if m.Inode != 0 {
 		maps, path := p.maps, fmt.Sprintf("/proc/%d/root%s", p.pid, m.Name)
-		id, _ := r.asker.AskOf(p.pid, m, func() (id []byte, ok bool) {
+		id, _ := procfs.AskOf(&r.asker, p.pid, m, func() (id []byte, ok bool) {
 			if id, ok = procfs.BuildID(maps, m); !ok {
 				id, ok = procfs.FileBuildID(path, m.Inode)
 			}
@@ -416,14 +415,13 @@ func (r *Recorder) mmap(p *proc, m *procfs.Mapping, time uint64) {
 			rec.Misc |= source.MiscMmapBuildID
 			rec.BuildID = id
 		} else {
-			stamp, ok := r.asker.AskOf(p.pid, m, func() ([]byte, bool) {
+			rec.InodeGen, _ = procfs.AskOf(&r.asker, p.pid, m, func() (stamp uint64, ok bool) {
 				var st unix.Stat_t
-				ok := unix.Stat(path, &st) == nil && st.Ino == m.Inode
-				return binary.LittleEndian.AppendUint64(nil, procfs.Stamp(&st)), ok
+				if ok = unix.Stat(path, &st) == nil && st.Ino == m.Inode; ok {
+					stamp = procfs.Stamp(&st)
+				}
+				return stamp, ok
 			})
-			if ok {
-				rec.InodeGen = binary.LittleEndian.Uint64(stamp)
-			}
 		}
 	}
 	r.add(&rec)
