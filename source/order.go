@@ -74,6 +74,7 @@ func (q *queue) all() []entry {
 // take removes the first n records. What stays is moved to the other slice.
 func (q *queue) take(n int) []entry {
 	out := q.pending[:n]
+	clear(q.spare) // else what was sorted there keeps buffers from being freed
 	q.spare = append(q.spare[:0], q.pending[n:]...)
 	q.pending, q.spare = q.spare, q.pending
 	q.held = 0
@@ -87,6 +88,8 @@ func (q *queue) take(n int) []entry {
 
 // sort is a stable natural merge sort: pending is a few ascending runs, one for each processor and round.
 func (q *queue) sort() {
+	clear(q.spare) // what was taken last
+	q.spare = q.spare[:0]
 	var runs []int // where each run after the first starts
 	p := q.pending
 	for i := 1; i < len(p); i++ {

@@ -298,12 +298,14 @@ func (j *job) deliver(o *Options, st *Stats, unmapped func(pid int32)) error {
 	return nil
 }
 
-// recycle empties j.
+// recycle empties j. What its items and frames lead to, buffers and processes that have ended, is not kept by their memory.
 func (j *job) recycle() {
 	for i := range j.items {
 		j.items[i].buf.Release()
 		j.items[i].lateBuf.Release()
 	}
+	clear(j.items)
+	clear(j.frames)
 	j.items, j.frames, j.kernel, j.stats, j.err = j.items[:0], j.frames[:0], j.kernel[:0], Stats{}, nil
 }
 

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/unwind"
@@ -403,10 +404,67 @@ func TestRunPrompt(t *testing.T) {
 	s.released(t)
 }
 
+// TestRunForgets: while a stream goes on slowly, the buffers of a burst before are not kept by what was made of their records.
+func TestRunForgets(t *testing.T) {
+	const burst, later = 1000, 5
+	s := newFake()
+	s.add(&Record{Type: RecordComm, PID: 1, TID: 1, Time: 1, Comm: []byte("prog")})
+	s.add(&Record{Type: RecordMmap2, PID: 1, TID: 1, Time: 1, Addr: 0x1000, Len: 0x1000, Prot: ProtExec, Filename: []byte("/prog")})
+	for i := range uint64(burst / 2) { // of two processors
+		s.records = append(s.records, sampleRecord(1, 1, 10+2*i, 0x1000))
+	}
+	for i := range uint64(burst / 2) {
+		s.records = append(s.records, sampleRecord(1, 1, 11+2*i, 0x1000))
+	}
+	s.records = append(s.records, round, round)
+	for i := range uint64(later) {
+		s.records = append(s.records, sampleRecord(1, 1, 10000+3*i, 0x1000), sampleRecord(1, 1, 9999+3*i, 0x1000), round)
+	}
+	made := make(chan weak.Pointer[byte], len(s.records))
+	waiting := &waitStream{fakeStream: s, stop: make(chan struct{}), made: made}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	samples := make(chan uint64, burst+2*later)
+	go func() {
+		_, err := Run(ctx, waiting, Options{Prompt: true, Sample: func(x *Sample) error { samples <- x.Time; return nil }})
+		done <- err
+	}()
+	for range burst {
+		select {
+		case <-samples:
+		case <-time.After(5 * time.Second):
+			t.Fatalf("the stream waits, and %d samples of %d have been delivered", len(samples), burst)
+		}
+	}
+	var kept int
+	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		runtime.GC()
+		kept = 0
+		for range len(made) {
+			b := <-made
+			if made <- b; b.Value() != nil {
+				kept++
+			}
+		}
+		if kept <= 3*later || time.Since(began) > 5*time.Second {
+			break
+		}
+	}
+	if kept > 3*later { // what came last
+		t.Errorf("%d buffers of %d are not freed", kept, len(made))
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	s.released(t)
+}
+
 // A waitStream waits at its end until it is stopped.
 type waitStream struct {
 	*fakeStream
 	stop chan struct{}
+	made chan<- weak.Pointer[byte] // of each Buffer, if not nil
 }
 
 func (w *waitStream) Stop() { close(w.stop) }
@@ -414,6 +472,9 @@ func (w *waitStream) Next() ([]byte, *Buffer, error) {
 	raw, buf, err := w.fakeStream.Next()
 	if err == io.EOF {
 		<-w.stop
+	}
+	if w.made != nil && buf != nil {
+		w.made <- weak.Make(&buf.Bytes[0])
 	}
 	return raw, buf, err
 }
