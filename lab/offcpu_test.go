@@ -173,7 +173,7 @@ func TestOffCPUComplete(t *testing.T) {
 			case w.end == 0 && i < len(mine) && diff(mine[i].begin, w.begin) < 10_000:
 				i++
 				continue
-			case w.end == 0 && i < len(mine) && k+1 < len(theirs) && mine[i].begin >= w.begin && diff(mine[i].begin, w.begin) < hold && diff(mine[i].end, theirs[k+1].begin) < hold:
+			case w.end == 0 && i < len(mine) && k+1 < len(theirs) && mine[i].begin >= w.begin && mine[i].begin < w.begin+hold && mine[i].end < theirs[k+1].begin+10_000 && theirs[k+1].begin < mine[i].end+hold:
 				// Neither has seen the end. That of the time until the next wait in which the thread has not run was this wait, told then. How long
 				// the thread ran in between only the kernel knows: the host may have taken the processor meanwhile.
 				late++

@@ -88,8 +88,6 @@ func (q *queue) take(n int) []entry {
 
 // sort is a stable natural merge sort: pending is a few ascending runs, one for each processor and round.
 func (q *queue) sort() {
-	clear(q.spare) // what was taken last
-	q.spare = q.spare[:0]
 	var runs []int // where each run after the first starts
 	p := q.pending
 	for i := 1; i < len(p); i++ {

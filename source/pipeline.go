@@ -16,7 +16,8 @@ import (
 
 // A RecordStream gives the records of a recording, in the order of writing.
 //
-// If it has a method Owner(pid int32) uint32, that is the user that a process runs as: see World.Owners. If it has a method Tree() *Tree, Run leaves out all that does not concern it. If it has a method Stop(), Run calls that, from another goroutine, when it needs no more records: Next must then
+// If it has a method Owner(pid int32) uint32, that is the user that a process runs as: see World.Owners. If it has a method Gone(pid int32) (gone bool, now
+// uint64), that says whether there is no such process now, in ns of the clock of its records: Run asks where records were lost, which may have told of ends. If it has a method Tree() *Tree, Run leaves out all that does not concern it. If it has a method Stop(), Run calls that, from another goroutine, when it needs no more records: Next must then
 // return io.EOF soon. If it has a method Unmapped(pid int32), Run calls that, from the goroutine that called Run, when the stack of a process leads to
 // an address in no known mapping. If it has a method BuildID(path string) string, that gives, in hex, the build IDs of files
 // whose MMAP records have none.
@@ -240,6 +241,7 @@ func Run(ctx context.Context, in RecordStream, o Options) (Stats, error) {
 
 // walk decodes and walks j's samples.
 func (k *stacker) walk(j *job, prepare func(*Sample) uint64) error {
+	k.rested()
 	for i := range j.items {
 		it := &j.items[i]
 		if it.space == nil {
@@ -357,6 +359,11 @@ type reader struct {
 	late              lateChains
 	rec               Record
 	members           *Members
+
+	gone   func(pid int32) (gone bool, now uint64) // the stream's, or nil
+	looks  int                                     // how often is still to be looked for processes whose end was lost
+	looked uint64                                  // when it was looked for them last
+	ended  []*proc                                 // what was found, until all records from before have been passed on
 }
 
 func newReader(in RecordStream, o *Options, free, work, order chan *job) *reader {
@@ -382,6 +389,11 @@ func newReader(in RecordStream, o *Options, free, work, order chan *job) *reader
 	}
 	if u, ok := in.(interface{ Owner(pid int32) uint32 }); ok {
 		rd.world.Owners(u.Owner)
+	}
+	if g, ok := in.(interface {
+		Gone(pid int32) (gone bool, now uint64)
+	}); ok {
+		rd.gone = g.Gone
 	}
 	if t, ok := in.(interface{ Tree() *Tree }); ok {
 		rd.members = t.Tree().Members()
@@ -425,6 +437,7 @@ func (rd *reader) read(ctx context.Context) error {
 		switch typ := binary.LittleEndian.Uint32(raw); {
 		case typ == RecordFinishedRound:
 			rd.pass(rd.queue.round())
+			rd.reap()
 			if rd.o.Prompt {
 				rd.dispatch()
 			}
@@ -458,6 +471,33 @@ func (rd *reader) pass(due []entry) {
 		}
 		rd.last = max(rd.last, e.time)
 		rd.one(e)
+		*e = entry{} // else its buffer cannot be freed
+	}
+}
+
+// reapEvery is how often is looked for processes whose end was lost, at most, in ns.
+const reapEvery = 10e9
+
+// reap ends processes of a live stream whose EXIT was lost: those that are gone, as soon as all that they can have recorded has been passed on.
+func (rd *reader) reap() {
+	if rd.ended != nil && rd.last > rd.looked {
+		for _, p := range rd.ended {
+			rd.world.lost(p)
+		}
+		rd.ended = nil
+	}
+	if rd.gone == nil || rd.looks == 0 || rd.ended != nil || rd.last < rd.looked+reapEvery {
+		return
+	}
+	rd.looks--
+	for pid, p := range rd.world.procs {
+		if pid <= 0 || p.threads == p.gone {
+			continue
+		}
+		gone, now := rd.gone(pid)
+		if rd.looked = max(rd.looked, now); gone {
+			rd.ended = append(rd.ended, p)
+		}
 	}
 }
 
@@ -480,6 +520,7 @@ func (rd *reader) one(e *entry) {
 	switch r.Type {
 	case RecordLost:
 		rd.stats.Lost += r.Lost
+		rd.looks = 2 // some may have ended and not be gone yet
 	case RecordLostSamples:
 		switch {
 		case r.Misc&MiscLostBPF != 0: // a filter's refusals

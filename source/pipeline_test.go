@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -458,6 +459,62 @@ func TestRunForgets(t *testing.T) {
 		t.Error(err)
 	}
 	s.released(t)
+}
+
+// A lossyStream says which processes are gone.
+type lossyStream struct {
+	*fakeStream
+	gone map[int32]bool
+	now  uint64
+	asks int
+}
+
+func (l *lossyStream) Gone(pid int32) (bool, uint64) {
+	l.asks++
+	return l.gone[pid], l.now
+}
+
+// TestRunReaps: where records were lost, processes that are gone and never said so end, and no others: not one of the same number that came later,
+// and none before its last samples.
+func TestRunReaps(t *testing.T) {
+	const second = 1e9
+	s := &lossyStream{fakeStream: newFake(), gone: map[int32]bool{2: true, 3: true}, now: 21 * second}
+	fork := func(pid int32, at uint64) {
+		s.add(&Record{Type: RecordFork, PID: pid, TID: pid, PPID: 1, PTID: 1, Time: at})
+	}
+	mmap := func(pid int32, at uint64) {
+		s.add(&Record{Type: RecordMmap2, PID: pid, TID: pid, Time: at, Addr: 0x1000, Len: 0x1000, Prot: ProtExec, Filename: []byte("/prog")})
+	}
+	for pid := range int32(4) {
+		fork(pid+1, second)
+		mmap(pid+1, second)
+	}
+	s.records = append(s.records, round, round, sampleRecord(1, 1, 2*second, 0x1000), round, round)
+	s.add(&Record{Type: RecordLost, Time: 20 * second, Lost: 1})
+	s.records = append(s.records, round, round,
+		sampleRecord(2, 2, 20.5*second, 0x1000), round, round) // when they were looked for, it was in a ring
+	fork(3, 20.8*second) // another one
+	mmap(3, 20.8*second)
+	s.records = append(s.records, round, round, sampleRecord(1, 1, 22*second, 0x1000), round, round,
+		sampleRecord(2, 2, 23*second, 0x1000), sampleRecord(3, 3, 23*second, 0x1000), sampleRecord(4, 4, 23*second, 0x1000), round, round)
+	mapped := map[string]bool{}
+	_, err := Run(t.Context(), s, Options{
+		Mods: func(path, _ string) *unwind.Module { return unwind.NewModule(path, "", nil) },
+		Sample: func(x *Sample) error {
+			mapped[fmt.Sprintf("%d at %g", x.PID, float64(x.Time)/second)] = len(x.User) > 0 && x.User[0].Mapping != nil
+			return nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]bool{"1 at 2": true, "2 at 20.5": true, "1 at 22": true, "2 at 23": false, "3 at 23": true, "4 at 23": true}
+	if !maps.Equal(mapped, want) {
+		t.Errorf("mappings known: %v, want %v", mapped, want)
+	}
+	if s.asks != 4 {
+		t.Errorf("asked of %d processes, want 4", s.asks)
+	}
 }
 
 // A waitStream waits at its end until it is stopped.

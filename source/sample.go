@@ -1,6 +1,8 @@
 package source
 
 import (
+	"time"
+
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/unwind"
@@ -67,6 +69,8 @@ type stacker struct {
 	walker  *unwind.Walker
 	ours    bool
 	frames  bool // Options.FramePointers
+	live    bool // Options.Prompt
+	forgot  time.Time
 	snap    unwind.Snapshot
 	mask    uint64 // whose slots are in byPos
 	byPos   []arch.Slot
@@ -79,7 +83,18 @@ func newStacker(dec *Decoder, o *Options) *stacker {
 	if m == nil {
 		m = arch.AMD64
 	}
-	return &stacker{dec: dec, machine: m, slots: m.Perf, walker: unwind.NewWalker(o.Depth), ours: o.Ours, frames: o.FramePointers}
+	return &stacker{dec: dec, machine: m, slots: m.Perf, walker: unwind.NewWalker(o.Depth), ours: o.Ours, frames: o.FramePointers, live: o.Prompt, forgot: time.Now()}
+}
+
+// forgetEvery is how long the walker of a live stream remembers places of programs that may have ended.
+const forgetEvery = time.Minute
+
+// rested forgets from time to time what was walked.
+func (k *stacker) rested() {
+	if k.live && time.Since(k.forgot) > forgetEvery {
+		k.walker.Forget()
+		k.snap.Space, k.snap.Mem, k.forgot = nil, rows.Memory{}, time.Now()
+	}
 }
 
 // fill makes it.sample of it.rec, which is decoded. Frames go to j's slabs.

@@ -30,7 +30,8 @@ type World struct {
 	identify func(path string, maj, min uint32, inode, gen uint64) string // see Options.Identify; may be nil
 
 	made    Maker             // see Options.Made; may be nil
-	names   map[string]string // interned names of threads
+	names   map[string]string // interned names of threads and files
+	named   int               // about how many bytes names takes
 	threads map[int32]*thread // by TID
 	procs   map[int32]*proc   // by PID
 	empty   *image
@@ -94,7 +95,8 @@ const (
 	MaxOwned    = 1 << 17 // executable, in all images of one user: of those that run now, where a recorder knows them
 	maxPending  = 1 << 10 // mappings that wait for a Space
 	keepGone    = 1 << 10 // threads that have exited
-	maxNames    = 1 << 16
+	maxNames    = 4 << 20 // bytes of interned names
+	nameCost    = 64      // beside its text
 	minSweep    = 1 << 10 // files
 )
 
@@ -267,6 +269,13 @@ func (w *World) end(pid int32) {
 	}
 }
 
+// lost ends a process whose EXIT was lost, if its number is not another one's by now.
+func (w *World) lost(p *proc) {
+	if w.procs[p.pid] == p && p.threads > p.gone {
+		w.end(p.pid)
+	}
+}
+
 // assign makes im the image of p, which drops its old one and what was pending.
 func (w *World) assign(p *proc, im *image) {
 	if im != nil {
@@ -287,15 +296,17 @@ func (w *World) drop(im *image) {
 	}
 }
 
-// intern returns name as a string, the same one for the same name.
+// intern returns name as a string, mostly the same one for the same name.
 func (w *World) intern(name []byte) string {
 	if s, ok := w.names[string(name)]; ok {
 		return s
 	}
 	s := string(name)
-	if len(w.names) < maxNames {
-		w.names[s] = s
+	if w.named += len(s) + nameCost; w.named > maxNames {
+		clear(w.names)
+		w.named = len(s) + nameCost
 	}
+	w.names[s] = s
 	return s
 }
 

@@ -318,6 +318,25 @@ func TestWorldBounds(t *testing.T) {
 	}
 }
 
+// TestWorldNamesBound: names that are too many are forgotten, and what is known by them is not.
+func TestWorldNamesBound(t *testing.T) {
+	w := NewWorld(func(path, _ string) *unwind.Module { return unwind.NewModule(path, "", nil) })
+	long := strings.Repeat("x", 4000)
+	for i := range 3 * maxNames / len(long) {
+		w.Apply(&Record{Type: RecordMmap2, PID: 1, TID: 1, Time: 1, Addr: 0x1000, Len: 4096, Prot: ProtExec, Filename: fmt.Appendf(nil, "/%s%d", long, i)})
+		if w.named > maxNames {
+			t.Fatalf("after %d names, %d bytes are kept", i, w.named)
+		}
+	}
+	last := fmt.Sprintf("/%s%d", long, 3*maxNames/len(long)-1)
+	if _, s := w.Thread(1, 1); len(s.Mappings()) != 1 || s.Mappings()[0].Module.Path != last {
+		t.Errorf("mappings %v", s.Mappings())
+	}
+	if len(w.names) == 0 || len(w.names) > maxNames/len(long) {
+		t.Errorf("%d names are kept", len(w.names))
+	}
+}
+
 // TestWorldForgets: files of processes that came and went are forgotten; a file that a process has is one module, however many others there were meanwhile.
 func TestWorldForgets(t *testing.T) {
 	const processes, stays = 20_000, 7

@@ -80,7 +80,7 @@ func BenchmarkResolve(b *testing.B) {
 				t.Resolve(addrs)
 				for b.Loop() {
 					if first {
-						t.shown, t.named, r.names.m = nil, nil, [2]map[string]string{}
+						t.shown, t.named, r.names.young, r.names.old = nil, nil, [2]map[string]string{}, [2]map[string]string{}
 					}
 					t.Resolve(addrs)
 				}

@@ -37,7 +37,7 @@ func (t *Table) Identity(lines bool) (id Identity, ok bool) {
 	}
 	had := t.made[lines]
 	t.owning.Unlock()
-	if notes || t.r.names.full() {
+	if notes {
 		return id, false
 	}
 	if had != nil {

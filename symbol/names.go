@@ -1,44 +1,29 @@
 package symbol
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 	"sync"
 
 	"github.com/ianlancetaylor/demangle"
+
+	"github.com/unspool/unspool/internal/procfs"
 )
 
 // maxName bounds a linkage name, in bytes: a longer one is cut. Boost's longest are below 10,000. The
 // demangler's stack grows with it.
 const maxName = 1 << 14
 
-// maxNames bounds the demangled text that is kept, in bytes. What comes later is shown as it is linked, and Notes says so.
-var maxNames = 256 << 20 // but for tests
+// namesBytes bounds the names of a generation, with their demangled text, and nameCost is what an entry takes beside them.
+const namesBytes, nameCost = 32 << 20, 64
 
-// names remembers demangled names. It is safe for concurrent use.
+// names remembers demangled names, by linkage name. It has two generations: when the young one is full, it becomes the old one, and what is asked again
+// moves to the new young one. It is safe for concurrent use.
 type names struct {
-	mu    sync.Mutex
-	m     [2]map[string]string // with parameters, without
-	bytes int
-	left  bool // a name was shown as it is linked
-}
-
-// full says whether further names are shown as they are linked.
-func (n *names) full() bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.bytes > maxNames
-}
-
-// notes says that names were shown as they are linked, if there were any.
-func (n *names) notes() []string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if !n.left {
-		return nil
-	}
-	return []string{fmt.Sprintf("names are more than %d MiB: further ones of C++ and Rust are shown as they are linked", maxNames>>20)}
+	mu         sync.Mutex
+	young, old [2]map[string]string // with parameters, without
+	bytes      int                  // of young
+	most       int                  // of a generation; 0: not known yet
 }
 
 // get returns the demangled form of a name.
@@ -54,25 +39,41 @@ func (n *names) get(linkage string, short bool) string {
 		k = 1
 	}
 	n.mu.Lock()
-	s, ok := n.m[k][linkage]
-	full := n.bytes > maxNames
-	n.left = n.left || full && !ok
-	n.mu.Unlock()
-	if ok || full {
-		if !ok {
-			return linkage
+	s, ok := n.young[k][linkage]
+	if !ok {
+		if s, ok = n.old[k][linkage]; ok {
+			n.add(k, linkage, s)
 		}
+	}
+	n.mu.Unlock()
+	if ok {
 		return s
 	}
 	s = Demangle(linkage, short)
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.m[k] == nil {
-		n.m[k] = map[string]string{}
-	}
-	n.m[k][linkage] = s
-	n.bytes += len(linkage) + len(s)
+	n.add(k, linkage, s)
+	n.mu.Unlock()
 	return s
+}
+
+// add adds a name. n.mu is held.
+func (n *names) add(k int, linkage, s string) {
+	if n.most == 0 {
+		n.most = namesBytes
+		if limit, ok := procfs.MemoryLimit(); ok {
+			n.most = min(n.most, int(limit/64))
+		}
+	}
+	if n.bytes > n.most {
+		n.old, n.young, n.bytes = n.young, [2]map[string]string{}, 0
+	}
+	if n.young[k] == nil {
+		n.young[k] = map[string]string{}
+	}
+	if _, ok := n.young[k][linkage]; !ok {
+		n.young[k][linkage] = s
+		n.bytes += len(linkage) + len(s) + nameCost
+	}
 }
 
 // mangled says whether a name can be one of C++ or Rust.

@@ -2,36 +2,33 @@ package symbol
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 )
 
-// TestNamesBound: when there are too many names, those that are known stay, further ones are shown as they are linked, and a note says so.
+// TestNamesBound: names that are asked for stay, all others go after a while, and none is shown as it is linked.
 func TestNamesBound(t *testing.T) {
-	defer func(was int) { maxNames = was }(maxNames)
-	maxNames = 1 << 10
-	r := New(Options{})
-	defer r.Close()
-	name := func(i int) (linkage, full string) { return fmt.Sprintf("_Z4fn%02dv", i), fmt.Sprintf("fn%02d()", i) }
-	last := 0
-	for ; !r.names.full(); last++ {
-		if linkage, full := name(last); r.names.get(linkage, false) != full {
-			t.Fatalf("%s is %s, want %s", linkage, r.names.get(linkage, false), full)
+	n := names{most: 4 << 10}
+	name := func(i int) (linkage, full string) { return fmt.Sprintf("_Z6fn%04dv", i), fmt.Sprintf("fn%04d()", i) }
+	hot, fullHot := name(0)
+	for i := range 5000 {
+		if linkage, full := name(i); n.get(linkage, false) != full || n.get(linkage, true) != strings.TrimSuffix(full, "()") {
+			t.Fatalf("%s is %s and %s, want %s", linkage, n.get(linkage, false), n.get(linkage, true), full)
 		}
-	}
-	if notes := r.Notes(); notes != nil {
-		t.Errorf("notes before a name was left as it is linked: %q", notes)
-	}
-	for _, plain := range []string{"main", "_start"} {
-		r.names.get(plain, false)
-	}
-	if linkage, full := name(last - 1); r.names.get(linkage, false) != full || r.Notes() != nil {
-		t.Errorf("%s is %s, want %s; notes %q", linkage, r.names.get(linkage, false), full, r.Notes())
-	}
-	linkage, _ := name(last)
-	if got := r.names.get(linkage, false); got != linkage {
-		t.Errorf("%s is %s beyond the bound", linkage, got)
-	}
-	if notes := r.Notes(); len(notes) != 1 {
-		t.Errorf("notes %q, want one", notes)
+		if n.get(hot, false) != fullHot {
+			t.Fatalf("%s is %s, want %s", hot, n.get(hot, false), fullHot)
+		}
+		kept := 0
+		for _, m := range append(n.young[:], n.old[:]...) {
+			for linkage, s := range m {
+				kept += len(linkage) + len(s) + nameCost
+			}
+		}
+		if kept > 2*n.most+1<<10 {
+			t.Fatalf("after %d names, %d bytes are kept, want %d at most", i, kept, 2*n.most)
+		}
+		if _, young := n.young[0][hot]; !young {
+			t.Fatalf("after %d names, one that is asked for again and again is not remembered", i)
+		}
 	}
 }

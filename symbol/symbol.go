@@ -149,7 +149,6 @@ func (r *Resolver) Notes() (out []string) {
 	}
 	out = slices.Clone(r.noted)
 	r.mu.Unlock()
-	out = append(out, r.names.notes()...)
 	for _, t := range tables {
 		out = append(out, t.notes()...)
 	}

@@ -43,6 +43,8 @@ type Walker struct {
 	cache   *[numSites]site
 	rest    *[numSites]rest
 	epoch   uint64 // of the spaces that sites belong to
+	newest  uint64 // of them
+	held    int    // mappings of new spaces, since sites were forgotten
 	mask    uint16 // of the numbers of sites that are in use
 	missed  int    // since it is that
 	start   site   // its next is where the last stack began
@@ -130,12 +132,27 @@ func tagOf(s *Space, exact bool) uint32 {
 	return tag
 }
 
+// maxHeld is how many mappings new spaces may have until all sites are forgotten: each site keeps its whole space in memory.
+const maxHeld = 1 << 18
+
 // enter makes sites of the space at hand usable: tags tell spaces of one epoch apart.
 func (w *Walker) enter(s *Space) {
-	if epoch := s.id / maxTag; epoch != w.epoch {
-		w.epoch = epoch
-		clear(w.cache[:])
+	if s.id > w.newest {
+		w.newest = s.id
+		w.held += len(s.Mappings())
 	}
+	if epoch := s.id / maxTag; epoch != w.epoch || w.held > maxHeld {
+		w.epoch = epoch
+		w.Forget()
+	}
+}
+
+// Forget forgets what w knows of all places, and so lets go of spaces and code that nothing else has.
+func (w *Walker) Forget() {
+	clear(w.cache[:])
+	clear(w.rest[:])
+	clear(w.plains)
+	w.last, w.lasts, w.held = nil, nil, 0
 }
 
 // lookup returns the site of pc with tag, and where in the cache it is; nil where it is not known, and then where it may be put.

@@ -4,8 +4,10 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"testing"
+	"weak"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
@@ -183,6 +185,44 @@ func TestCache(t *testing.T) {
 				t.Errorf("got %s\nwant %s", got, c.want)
 			}
 		}
+	}
+}
+
+// TestForget: what a walker remembers of spaces does not keep them in memory for ever.
+func TestForget(t *testing.T) {
+	w := NewWalker(0)
+	walk := func(more int) weak.Pointer[Mapping] {
+		space, code := world(t, "400000  cfa=rsp+8  ra=c-8", "400300  gap")
+		if more > 0 {
+			m := NewModule("", "", func(*Module) *Code { return code })
+			maps := []Mapping{{Lo: textLo, Hi: textLo + 0x1000, Module: m}}
+			for i := range more {
+				at := arch.Addr(0x10000000 + 0x2000*i)
+				maps = append(maps, Mapping{Lo: at, Hi: at + 0x1000, Module: m})
+			}
+			space = NewSpace(maps...)
+		}
+		w.Walk(snap(space, 0x400000, 0x400011, 0x400021), nil)
+		return weak.Make(&space.Mappings()[0])
+	}
+	kept := func(m weak.Pointer[Mapping]) bool {
+		runtime.GC()
+		return m.Value() != nil
+	}
+	a := walk(0)
+	if !kept(a) {
+		t.Error("a walker remembers nothing") // else this test says nothing
+	}
+	if w.Forget(); kept(a) {
+		t.Error("a space is kept behind Forget")
+	}
+	a = walk(0)
+	const large = 1 << 13
+	for range maxHeld/large + 1 {
+		walk(large)
+	}
+	if kept(a) {
+		t.Errorf("a space is kept behind new ones of more than %d mappings", maxHeld)
 	}
 }
 

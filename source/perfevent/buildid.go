@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -79,10 +80,14 @@ func (b *buildIDs) of(maps *os.File, pid int, m *procfs.Mapping, gen uint64) ide
 		if there && is.at == was.at && is.at != (stamp{}) {
 			return was, true
 		}
-		if is.id, ok = ask(maps, pid, m); ok {
-			b.keep(key, is)
+		if is.id, ok = ask(maps, pid, m); !ok {
+			return is, false
 		}
-		return is, ok
+		if now := stampOf(pid, m); now != is.at { // what was asked may have been either of two
+			return identity{at: now}, true
+		}
+		b.keep(key, is)
+		return is, true
 	})
 	if !ok {
 		return was
@@ -158,11 +163,19 @@ func (b *buildIDs) identify(raw []byte, dec *source.Decoder, rec *source.Record)
 // ended says whether nobody can be asked any more which files a process names.
 func ended(pid int32) bool { return unix.Access(inside(int(pid), "/"), unix.F_OK) != nil }
 
-// before says whether a file was last changed before a time of CLOCK_MONOTONIC. File systems round down to a tick of the coarse clock.
+// coarse is up to how much file systems without nanoseconds round down times: a second, and two with FAT.
+const coarse = 2 * time.Second
+
+// before says whether a file was last changed before a time of CLOCK_MONOTONIC. Most file systems round down to a tick of the coarse clock, which is not
+// allowed for: a program that is made and executed within a tick is frequent, and one that ends within the tick, and is written to, is not.
 func (s stamp) before(at uint64) bool {
-	var tick, now unix.Timespec
-	if unix.ClockGetres(unix.CLOCK_REALTIME_COARSE, &tick) != nil || unix.ClockGettime(unix.CLOCK_REALTIME, &now) != nil {
+	var now unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_REALTIME, &now) != nil {
 		return false
 	}
-	return s.ctime.Nano()+tick.Nano() <= now.Nano()-int64(monotonic()-at)
+	changed := s.ctime.Nano()
+	if s.ctime.Nsec == 0 {
+		changed += int64(coarse)
+	}
+	return changed <= now.Nano()-int64(monotonic()-at)
 }

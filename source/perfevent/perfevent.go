@@ -351,6 +351,11 @@ func (r *Recorder) Tree() *source.Tree { return r.tree }
 // Owner returns the user that a process runs as; an impossible one if it has gone.
 func (r *Recorder) Owner(pid int32) uint32 { return procfs.Owner(pid) }
 
+// Gone says whether there is no process of a number at a time of CLOCK_MONOTONIC.
+func (r *Recorder) Gone(pid int32) (gone bool, now uint64) {
+	return unix.Kill(int(pid), 0) == unix.ESRCH, monotonic()
+}
+
 // Machine returns this process's machine.
 func (r *Recorder) Machine() *arch.Machine { return r.machine }
 
@@ -381,7 +386,9 @@ func (r *Recorder) Next() (raw []byte, buf *source.Buffer, err error) {
 		return nil, nil, io.EOF
 	}
 	if len(r.synth) > 0 {
-		raw, r.synth = cutRecord(r.synth)
+		if raw, r.synth = cutRecord(r.synth); len(r.synth) == 0 {
+			r.synth = nil // it would keep all of them
+		}
 		return raw, nil, nil
 	}
 	for {

@@ -180,8 +180,9 @@ func TestForks(t *testing.T) {
 	})
 	due := (ticks() - before) * 3
 	t.Logf("%d samples and %d lost of %.0f, in %v", g.tids[int32(pid)], g.Lost+g.LostSamples, due, time.Duration(last-first))
-	if n := float64(g.tids[int32(pid)]); due == 0 || n < due/4 || time.Duration(last-first) < 2*time.Second {
-		t.Errorf("%.0f samples in %v, want %.0f in 3 s; %d lost", n, time.Duration(last-first), due, g.Lost+g.LostSamples)
+	// On an idle machine, its children run elsewhere, and it is in the kernel's fork nearly always: where it is asked there, the sample is lost, and counted.
+	if n, lost := float64(g.tids[int32(pid)]), float64(g.Lost+g.LostSamples); n < due/20 || n+lost < due/4 || due < 100 || time.Duration(last-first) < 2*time.Second {
+		t.Errorf("%.0f samples and %.0f lost in %v, want %.0f in 3 s", n, lost, time.Duration(last-first), due)
 	}
 }
 
@@ -508,7 +509,8 @@ func TestBrief(t *testing.T) {
 				t.Error(st, ok)
 			}
 			due := (children() - from).Seconds() * 199
-			if all := float64(g.Samples + r.Lost()); due < 50 || all < 0.85*due || all > 1.15*due+3*math.Sqrt(due) {
+			chance := 3 * math.Sqrt(due) // a lack is not counted up to there: see settle
+			if all := float64(g.Samples + r.Lost()); due < 50 || all < 0.95*due-chance || all > 1.15*due+chance {
 				t.Errorf("%d samples and %d lost, want %.0f together", g.Samples, r.Lost(), due)
 			}
 			t.Logf("%d samples and %d lost of %.0f", g.Samples, r.Lost(), due)
