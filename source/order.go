@@ -77,6 +77,7 @@ func (q *queue) take(n int) []entry {
 	clear(q.spare) // else what was sorted there keeps buffers from being freed
 	q.spare = append(q.spare[:0], q.pending[n:]...)
 	q.pending, q.spare = q.spare, q.pending
+	clear(q.spare[n:]) // which pending has
 	q.held = 0
 	for i := range q.pending {
 		if q.pending[i].buf != nil {

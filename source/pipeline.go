@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -16,8 +18,9 @@ import (
 
 // A RecordStream gives the records of a recording, in the order of writing.
 //
-// If it has a method Owner(pid int32) uint32, that is the user that a process runs as: see World.Owners. If it has a method Gone(pid int32) (gone bool, now
-// uint64), that says whether there is no such process now, in ns of the clock of its records: Run asks where records were lost, which may have told of ends. If it has a method Tree() *Tree, Run leaves out all that does not concern it. If it has a method Stop(), Run calls that, from another goroutine, when it needs no more records: Next must then
+// If it has a method Owner(pid int32) uint32, that is the user that a process runs as: see World.Owners. If it has a method Gone(pids []int32) (gone
+// []int32, now uint64), that says which of some processes there are no more, and when, in ns of the clock of its records: records of ends may be lost. If it
+// has a method Tree() *Tree, Run leaves out all that does not concern it. If it has a method Stop(), Run calls that, from another goroutine, when it needs no more records: Next must then
 // return io.EOF soon. If it has a method Unmapped(pid int32), Run calls that, from the goroutine that called Run, when the stack of a process leads to
 // an address in no known mapping. If it has a method BuildID(path string) string, that gives, in hex, the build IDs of files
 // whose MMAP records have none.
@@ -360,10 +363,10 @@ type reader struct {
 	rec               Record
 	members           *Members
 
-	gone   func(pid int32) (gone bool, now uint64) // the stream's, or nil
-	looks  int                                     // how often is still to be looked for processes whose end was lost
-	looked uint64                                  // when it was looked for them last
-	ended  []*proc                                 // what was found, until all records from before have been passed on
+	gone   func(pids []int32) (gone []int32, now uint64) // the stream's, or nil
+	due    uint64                                        // when to look for processes whose end was lost; 0: not known yet
+	looked uint64                                        // when that was done last
+	ended  map[int32]*proc                               // what was found, until all records from before have been passed on
 }
 
 func newReader(in RecordStream, o *Options, free, work, order chan *job) *reader {
@@ -391,7 +394,7 @@ func newReader(in RecordStream, o *Options, free, work, order chan *job) *reader
 		rd.world.Owners(u.Owner)
 	}
 	if g, ok := in.(interface {
-		Gone(pid int32) (gone bool, now uint64)
+		Gone(pids []int32) (gone []int32, now uint64)
 	}); ok {
 		rd.gone = g.Gone
 	}
@@ -475,29 +478,36 @@ func (rd *reader) pass(due []entry) {
 	}
 }
 
-// reapEvery is how often is looked for processes whose end was lost, at most, in ns.
-const reapEvery = 10e9
+// How often a live stream is looked through for processes whose end was lost, in ns; where records were lost lately, it is reapSoon. An end may
+// also be told, and one of its threads' not, or be told when nobody listened yet.
+const reapEvery, reapSoon = 60e9, 10e9
 
-// reap ends processes of a live stream whose EXIT was lost: those that are gone, as soon as all that they can have recorded has been passed on.
+// reap ends processes whose EXIT was lost: those that are gone, as soon as all that they can have recorded has been passed on.
 func (rd *reader) reap() {
+	if rd.gone == nil {
+		return
+	}
+	if rd.due == 0 {
+		rd.due = rd.last + reapEvery
+	}
 	if rd.ended != nil && rd.last > rd.looked {
-		for _, p := range rd.ended {
-			rd.world.lost(p)
+		gone, _ := rd.gone(slices.Collect(maps.Keys(rd.ended))) // still, and not another one with the number
+		for _, pid := range gone {
+			rd.world.lost(rd.ended[pid])
 		}
 		rd.ended = nil
 	}
-	if rd.gone == nil || rd.looks == 0 || rd.ended != nil || rd.last < rd.looked+reapEvery {
+	if rd.ended != nil || rd.last < rd.due {
 		return
 	}
-	rd.looks--
-	for pid, p := range rd.world.procs {
-		if pid <= 0 || p.threads == p.gone {
-			continue
+	var gone []int32
+	gone, rd.looked = rd.gone(rd.world.running())
+	rd.due = rd.looked + reapEvery
+	for i, pid := range gone {
+		if i == 0 {
+			rd.ended = map[int32]*proc{}
 		}
-		gone, now := rd.gone(pid)
-		if rd.looked = max(rd.looked, now); gone {
-			rd.ended = append(rd.ended, p)
-		}
+		rd.ended[pid] = rd.world.procs[pid]
 	}
 }
 
@@ -520,7 +530,7 @@ func (rd *reader) one(e *entry) {
 	switch r.Type {
 	case RecordLost:
 		rd.stats.Lost += r.Lost
-		rd.looks = 2 // some may have ended and not be gone yet
+		rd.due = min(rd.due, rd.looked+reapSoon)
 	case RecordLostSamples:
 		switch {
 		case r.Misc&MiscLostBPF != 0: // a filter's refusals

@@ -269,11 +269,30 @@ func (w *World) end(pid int32) {
 	}
 }
 
+// running returns the processes that have not said that they ended, each thread of them.
+func (w *World) running() (pids []int32) {
+	for pid, p := range w.procs {
+		if pid > 0 && p.threads > p.gone {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
 // lost ends a process whose EXIT was lost, if its number is not another one's by now.
 func (w *World) lost(p *proc) {
 	if w.procs[p.pid] == p && p.threads > p.gone {
 		w.end(p.pid)
 	}
+}
+
+// Reap ends the processes that gone names of those that have not said that they ended. It returns them.
+func (w *World) Reap(gone func(pids []int32) []int32) []int32 {
+	pids := gone(w.running())
+	for _, pid := range pids {
+		w.end(pid)
+	}
+	return pids
 }
 
 // assign makes im the image of p, which drops its old one and what was pending.

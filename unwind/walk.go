@@ -142,8 +142,9 @@ func (w *Walker) enter(s *Space) {
 		w.held += len(s.Mappings())
 	}
 	if epoch := s.id / maxTag; epoch != w.epoch || w.held > maxHeld {
-		w.epoch = epoch
-		w.Forget()
+		w.epoch, w.held = epoch, 0
+		clear(w.cache[:])
+		clear(w.rest[:])
 	}
 }
 

@@ -192,3 +192,13 @@ func Segments(stat []byte) (lo, hi uint64) {
 	}
 	return lo, hi
 }
+
+// Gone returns those of some processes that there are no more. One that has ended and is waited for is still there.
+func Gone(pids []int32) (gone []int32) {
+	for _, pid := range pids {
+		if unix.Kill(int(pid), 0) == unix.ESRCH {
+			gone = append(gone, pid)
+		}
+	}
+	return gone
+}

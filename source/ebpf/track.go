@@ -242,7 +242,7 @@ func (t *tracker) run() {
 			}
 		}
 		if t.due() {
-			t.again.Store(0)
+			t.again.Store(int64(monotonic() + uint64(time.Minute))) // a thread's end may be lost, and the process end later
 			t.reap(touched)
 		}
 		if ready {
@@ -283,14 +283,13 @@ func (t *tracker) due() bool {
 // reap finds the processes that have ended without a record: it was lost, or there were no events yet.
 func (t *tracker) reap(touched map[int32]bool) {
 	var pid int32
-	var gone []int32
+	var pids []int32
 	var v [processSize]byte
 	for it := t.coll.Maps["processes"].Iterate(); it.Next(&pid, &v); {
-		if unix.Kill(int(pid), 0) == unix.ESRCH {
-			gone = append(gone, pid)
-		}
+		pids = append(pids, pid)
 	}
-	for _, pid := range gone {
+	for _, pid := range append(procfs.Gone(pids), t.world.Reap(procfs.Gone)...) {
+		t.bounds.forget(pid)
 		delete(t.named, pid)
 		t.set(pid, nil)
 		delete(touched, pid)

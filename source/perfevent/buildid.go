@@ -83,7 +83,11 @@ func (b *buildIDs) of(maps *os.File, pid int, m *procfs.Mapping, gen uint64) ide
 		if is.id, ok = ask(maps, pid, m); !ok {
 			return is, false
 		}
-		if now := stampOf(pid, m); now != is.at { // what was asked may have been either of two
+		switch now := stampOf(pid, m); now {
+		case is.at:
+		case stamp{}: // it has ended meanwhile, perhaps
+			return is, true
+		default: // what was asked may have been either of two
 			return identity{at: now}, true
 		}
 		b.keep(key, is)

@@ -351,9 +351,9 @@ func (r *Recorder) Tree() *source.Tree { return r.tree }
 // Owner returns the user that a process runs as; an impossible one if it has gone.
 func (r *Recorder) Owner(pid int32) uint32 { return procfs.Owner(pid) }
 
-// Gone says whether there is no process of a number at a time of CLOCK_MONOTONIC.
-func (r *Recorder) Gone(pid int32) (gone bool, now uint64) {
-	return unix.Kill(int(pid), 0) == unix.ESRCH, monotonic()
+// Gone returns those of some processes that there are no more, and when, by CLOCK_MONOTONIC.
+func (r *Recorder) Gone(pids []int32) (gone []int32, now uint64) {
+	return procfs.Gone(pids), monotonic()
 }
 
 // Machine returns this process's machine.

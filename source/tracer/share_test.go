@@ -181,7 +181,7 @@ func TestForks(t *testing.T) {
 	due := (ticks() - before) * 3
 	t.Logf("%d samples and %d lost of %.0f, in %v", g.tids[int32(pid)], g.Lost+g.LostSamples, due, time.Duration(last-first))
 	// On an idle machine, its children run elsewhere, and it is in the kernel's fork nearly always: where it is asked there, the sample is lost, and counted.
-	if n, lost := float64(g.tids[int32(pid)]), float64(g.Lost+g.LostSamples); n < due/20 || n+lost < due/4 || due < 100 || time.Duration(last-first) < 2*time.Second {
+	if n, lost := float64(g.tids[int32(pid)]), float64(g.Lost+g.LostSamples); n < due/20 || n+lost < due/4 || due < 50 || time.Duration(last-first) < 2*time.Second {
 		t.Errorf("%.0f samples and %.0f lost in %v, want %.0f in 3 s", n, lost, time.Duration(last-first), due)
 	}
 }
