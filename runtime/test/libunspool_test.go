@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/unspool/unspool/internal/oracle"
 )
@@ -62,6 +63,7 @@ func clientAt(t testing.TB, dir, rpath, source string, flags ...string) string {
 func started(dir, prog string, args ...string) *exec.Cmd {
 	cmd := exec.Command("timeout", append([]string{"-s", "KILL", "300", prog}, args...)...)
 	cmd.Env = append(stockEnv(), "LD_LIBRARY_PATH="+filepath.Join(dir, "usr/lib"))
+	cmd.WaitDelay = 10 * time.Second // children may hold its output
 	return cmd
 }
 
