@@ -132,7 +132,7 @@ func TestAskedRules(t *testing.T) {
 
 // TestCmdline: a command line is bounded, and text.
 func TestCmdline(t *testing.T) {
-	if got := cmdline(start(t, "a", "100", strings.Repeat("\xc3\xa9", 2000))); len(got) > maxCmdline+2 || len(got) < maxCmdline-3 || !utf8.ValidString(got) || !strings.HasPrefix(got, "a 100 é") {
+	if got := cmdline(start(t, "a b "+strings.Repeat("\xc3\xa9", 2000), "100")); len(got) > maxCmdline+2 || len(got) < maxCmdline-3 || !utf8.ValidString(got) || !strings.HasPrefix(got, "a b é") {
 		t.Errorf("%d bytes: %q", len(got), got)
 	}
 	if got := cmdline(1 << 30); got != "" {
