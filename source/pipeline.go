@@ -18,12 +18,14 @@ import (
 
 // A RecordStream gives the records of a recording, in the order of writing.
 //
-// If it has a method Owner(pid int32) uint32, that is the user that a process runs as: see World.Owners. If it has a method Gone(pids []int32) (gone
-// []int32, now uint64), that says which of some processes there are no more, and when, in ns of the clock of its records: records of ends may be lost. If it
-// has a method Tree() *Tree, Run leaves out all that does not concern it. If it has a method Stop(), Run calls that, from another goroutine, when it needs no more records: Next must then
-// return io.EOF soon. If it has a method Unmapped(pid int32), Run calls that, from the goroutine that called Run, when the stack of a process leads to
-// an address in no known mapping. If it has a method BuildID(path string) string, that gives, in hex, the build IDs of files
-// whose MMAP records have none.
+// It may have these methods:
+//   - Owner(pid int32) uint32: the user that a process runs as; see World.Owners.
+//   - Gone(pids []int32) (gone []int32, now uint64): which of some processes there are no more, and when, in ns of the clock of its records. Records of
+//     ends may be lost.
+//   - Tree() *Tree: Run leaves out all that does not concern it.
+//   - Stop(): Run calls it, from another goroutine, when it needs no more records; Next must then return io.EOF soon.
+//   - Unmapped(pid int32): Run calls it, from the goroutine that called Run, when the stack of a process leads to an address in no known mapping.
+//   - BuildID(path string) string: in hex, the build IDs of files whose MMAP records have none.
 type RecordStream interface {
 	// Decoder knows the events of the stream. More may be added to it while the stream is read.
 	Decoder() *Decoder

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// An Asker asks for build IDs of mapped files, and what else tells one from another, and has patience with file systems that do not answer: the kernel and FileBuildID read the file, and a
-// file system that any user runs in a process (FUSE) can keep them waiting for ever. Each question has a goroutine, and a thread while it waits.
-// Where no answer comes, the file has no build ID. The zero Asker is ready. It is safe for concurrent use.
+// An Asker asks what tells a mapped file from others, such as its build ID. It has patience with file systems that do not answer: the kernel and
+// FileBuildID read the file, and a file system that any user runs in a process (FUSE) can keep them waiting for ever. Each question has a goroutine, and
+// a thread while it waits. The zero Asker is ready. It is safe for concurrent use.
 //
 // File systems of this machine's kernel are asked with more patience than others: this process may have to wait for a processor. But another file may
 // be mapped there by now, so these questions have an end, too. So are layered ones, which containers have: but any user may mount one above FUSE.

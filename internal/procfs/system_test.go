@@ -2,6 +2,8 @@ package procfs
 
 import (
 	"os"
+	"os/exec"
+	"slices"
 	"testing"
 )
 
@@ -13,6 +15,29 @@ func TestSetting(t *testing.T) {
 		if n, ok := Setting(path); ok {
 			t.Errorf("Setting(%s) = %d, want none", path, n)
 		}
+	}
+}
+
+// TestGone: a process is gone when its parent has heard of its end, and not before.
+func TestGone(t *testing.T) {
+	c := exec.Command("cat")
+	in, err := c.StdinPipe()
+	if err == nil {
+		err = c.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	pids := []int32{1, int32(os.Getpid()), int32(c.Process.Pid)}
+	if gone := Gone(pids); len(gone) > 0 {
+		t.Errorf("%d of %d are gone", gone, pids)
+	}
+	in.Close()
+	if err := c.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if gone := Gone(pids); !slices.Equal(gone, pids[2:]) {
+		t.Errorf("%d of %d are gone, want the last", gone, pids)
 	}
 }
 
