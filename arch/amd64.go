@@ -22,7 +22,9 @@ var AMD64 = finish(&Machine{
 	Syscall: Syscall{ // A.2.1
 		Code: []byte("\x0f\x05"), Number: 0, Result: 0, Args: [6]Slot{5, 4, 1, 10, 8, 9}, // syscall; rax; rdi rsi rdx r10 r8 r9
 		Starts: []int{58, 56, 435}, // vfork, clone, clone3
+		Maps:   [2]int{9, 10}, Restart: -2,
 	},
+	Args: []Reg{5, 4, 1, 2, 8, 9}, // rdi rsi rdx rcx r8 r9 (3.2.3)
 	Perf: []Slot{0, 3, 2, 1, 4, 5, 6, 7, 16, NoSlot, NoSlot, NoSlot, // ax bx cx dx si di bp sp ip flags cs ss
 		NoSlot, NoSlot, NoSlot, NoSlot, 8, 9, 10, 11, 12, 13, 14, 15}, // ds es fs gs r8 to r15
 	UserRegs: UserRegs{ // struct user_regs_struct (asm/user_64.h)
@@ -32,12 +34,15 @@ var AMD64 = finish(&Machine{
 		TLS:  21,               // fs_base
 		Mode: 17, Mode32: 0x23, // cs, __USER32_CS
 	},
-	Trap:      Trap{Code: []byte("\xcc"), Behind: 1}, // int3
-	VSyscall:  0xffffffffff600000,
-	GoMove:    GoMove{Code: []byte("\x49\x89\xe4"), To: 12}, // mov %rsp,%r12
-	Return:    []byte("\xc3"),                               // ret
-	StepKnown: true,
-	names:     amd64Names(),
+	Trap:    Trap{Code: []byte("\xcc"), Behind: 1, Codes: []int32{0x80}}, // int3; SI_KERNEL
+	Context: &amd64Context,
+	// rbx r12 r13 r14 r15 rbp
+	CompactSaves: []Reg{3, 12, 13, 14, 15, 6},
+	VSyscall:     0xffffffffff600000,
+	GoMove:       GoMove{Code: []byte("\x49\x89\xe4"), To: 12}, // mov %rsp,%r12
+	Return:       []byte("\xc3"),                               // ret
+	StepKnown:    true,
+	names:        amd64Names(),
 }, 17, nil)
 
 // amd64Signal: struct rt_sigframe (arch/x86/include/asm/sigframe.h), of which the handler's return has taken the first

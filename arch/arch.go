@@ -82,6 +82,9 @@ type Machine struct {
 	// Syscall is how Linux is called.
 	Syscall Syscall
 
+	// Args are the registers of a function's first arguments that are integers or pointers; nil where nothing needs them. Its result is in Syscall.Result.
+	Args []Reg
+
 	// Trap is the instruction of a breakpoint.
 	Trap Trap
 
@@ -120,6 +123,17 @@ type Machine struct {
 
 	// UserRegs has the layout of a thread's registers in ptrace and in core files.
 	UserRegs UserRegs
+
+	// Context has the layout of a thread's registers in minidumps; nil where none is known.
+	Context *Context
+
+	// CompactSaves are the registers that Apple's compact unwind information says to be saved, by their number in an encoding, from 1 on; nil where
+	// encodings have a bit for each pair.
+	CompactSaves []Reg
+
+	// CompactPairs are the registers that an encoding has a bit for, where it has: of each pair the first, whose second is the next one, in the order in
+	// which they lie below the frame record or the CFA.
+	CompactPairs []CompactPair
 
 	// VSyscall is the address of the kernel's page in each process; 0 if there is none.
 	VSyscall uint64
@@ -173,7 +187,14 @@ type GoMove struct {
 // A Trap is an instruction that stops a traced thread.
 type Trap struct {
 	Code   []byte
-	Behind uint64 // how far behind its beginning the program counter of a stopped thread is
+	Behind uint64  // how far behind its beginning the program counter of a stopped thread is
+	Codes  []int32 // si_code of a SIGTRAP by such an instruction of the program's own
+}
+
+// A CompactPair is two registers that compact unwind information has one bit for.
+type CompactPair struct {
+	Bit   uint32
+	First Reg
 }
 
 // WordSize is how many bytes an address has.

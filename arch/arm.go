@@ -21,6 +21,7 @@ var ARM = finish(&Machine{
 	afterCall:   armAfterCall,
 	thunk:       armThumbThunk, // of Windows
 	target:      armTarget,
+	Context:     &armContext,
 	UserRegs:    UserRegs{Slots: slots(0, 16)}, // struct pt_regs (asm/ptrace.h)
 	Perf:        slots(0, 16),
 	Unames:      []string{"armv5tel", "armv5tejl", "armv6l", "armv7l", "armv8l"},

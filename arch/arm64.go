@@ -25,15 +25,19 @@ var ARM64 = finish(&Machine{
 	Syscall: Syscall{
 		Code: []byte("\x01\x00\x00\xd4"), Number: 8, Result: 0, Args: [6]Slot{0, 1, 2, 3, 4, 5}, // svc #0; x8; x0 to x5
 		Starts: []int{220, 435}, // clone, clone3
+		Maps:   [2]int{222, 226}, Restart: 4,
 	},
-	Perf:      arm64Order(),
-	UserRegs:  UserRegs{Words: 34, Slots: arm64Order(), TLSSet: 0x401, SignSet: 0x406, BreakSet: 0x402}, // struct user_pt_regs (asm/ptrace.h); NT_ARM_TLS, NT_ARM_PAC_MASK, NT_ARM_HW_BREAK
-	GoMove:    GoMove{Code: []byte("\xf4\x03\x00\x91"), To: 20},                                         // mov x20,sp
-	Return:    []byte("\xc0\x03\x5f\xd6"),                                                               // ret
-	Trap:      Trap{Code: []byte("\x00\x00\x20\xd4")},                                                   // brk #0
-	GoPush:    16,
-	StepKnown: true,
-	names:     arm64Names(),
+	Args:         []Reg{0, 1, 2, 3, 4, 5, 6, 7}, // AAPCS64, 6.8.2
+	Perf:         arm64Order(),
+	UserRegs:     UserRegs{Words: 34, Slots: arm64Order(), TLSSet: 0x401, SignSet: 0x406, BreakSet: 0x402}, // struct user_pt_regs (asm/ptrace.h); NT_ARM_TLS, NT_ARM_PAC_MASK, NT_ARM_HW_BREAK
+	GoMove:       GoMove{Code: []byte("\xf4\x03\x00\x91"), To: 20},                                         // mov x20,sp
+	Return:       []byte("\xc0\x03\x5f\xd6"),                                                               // ret
+	Trap:         Trap{Code: []byte("\x00\x00\x20\xd4"), Codes: []int32{1}},                                // brk #0; TRAP_BRKPT
+	Context:      &arm64Context,
+	CompactPairs: []CompactPair{{0x001, 19}, {0x002, 21}, {0x004, 23}, {0x008, 25}, {0x010, 27}, {0x100, 72}, {0x200, 74}, {0x400, 76}, {0x800, 78}},
+	GoPush:       16,
+	StepKnown:    true,
+	names:        arm64Names(),
 }, 35, []Reg{72, 73, 74, 75, 76, 77, 78, 79})
 
 // arm64Order is x0 to x30, sp and pc.

@@ -15,6 +15,8 @@ var I386 = finish(&Machine{
 	UserRegs: UserRegs{ // struct user_regs_struct (asm/user_32.h)
 		Slots: []Slot{3, 1, 2, 6, 7, 5, 0, NoSlot, NoSlot, NoSlot, NoSlot, NoSlot, 8, NoSlot, NoSlot, 4}, // ebx ecx edx esi edi ebp eax, ds es fs gs, orig_eax, eip, cs, eflags, esp
 	},
+	Context:      &i386Context,
+	CompactSaves: []Reg{3, 1, 2, 7, 6, 5}, // ebx ecx edx edi esi ebp
 	// eax ebx ecx edx esi edi ebp esp eip
 	Perf:      []Slot{0, 3, 1, 2, 6, 7, 5, 4, 8},
 	Unames:    []string{"i386", "i486", "i586", "i686"},

@@ -14,6 +14,11 @@ type Syscall struct {
 	Result Reg     // has the result behind it
 	Args   [6]Slot // have the arguments before it, in their order
 	Starts []int   // the numbers of calls in which a thread can wait for its child's execve, as vfork does
+	Maps   [2]int  // the numbers of mmap and mprotect
+
+	// Restart is how far the interrupted function goes on from where it was, in bytes, where a signal finds a thread in a system call that is to begin
+	// anew, and the signal's handler makes the call fail instead.
+	Restart int64
 }
 
 // UserRegs is the layout of a thread's general registers (NT_PRSTATUS), word by word.

@@ -21,6 +21,7 @@ var WindowsAMD64 = finish(&Machine{
 	CallPush:    8,
 	afterCall:   amd64AfterCall,
 	thunk:       amd64Thunk,
+	Context:     &amd64Context,
 	StepKnown:   true,
 	names:       amd64Names(),
 }, 17, []Reg{23, 24, 25, 26, 27, 28, 29, 30, 31, 32})
@@ -39,6 +40,7 @@ var WindowsARM64 = finish(&Machine{
 	Record:      Record{RA: 8, Size: 16},
 	afterCall:   arm64AfterCall,
 	thunk:       arm64Thunk,
+	Context:     &arm64Context,
 	StepKnown:   true,
 	names:       arm64Names(),
 }, 35, []Reg{72, 73, 74, 75, 76, 77, 78, 79})

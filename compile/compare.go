@@ -152,8 +152,8 @@ func judge(m *arch.Machine, a, b *rows.Set) *verdict {
 		v.otherBase = true
 	}
 	for _, r := range append(slices.Clone(m.CalleeSaved), m.RA) {
-		x, saysX := said(m, a, r)
-		y, saysY := said(m, b, r)
+		x, saysX := ruleFor(m, a, r)
+		y, saysY := ruleFor(m, b, r)
 		if !saysX || !saysY || x == y {
 			continue
 		}
@@ -173,12 +173,12 @@ func judge(m *arch.Machine, a, b *rows.Set) *verdict {
 var yes = map[bool]string{false: "no", true: "yes"}
 
 func returnCell(m *arch.Machine, s *rows.Set) string {
-	r, _ := said(m, s, m.RA)
+	r, _ := ruleFor(m, s, m.RA)
 	return r.Cell(m)
 }
 
-// said returns what a set says of a register that a call preserves, or of the return address.
-func said(m *arch.Machine, s *rows.Set, r arch.Reg) (rows.Rule, bool) {
+// ruleFor returns what a set says of a register that a call preserves, or of the return address.
+func ruleFor(m *arch.Machine, s *rows.Set, r arch.Reg) (rows.Rule, bool) {
 	column := r
 	if r == m.RA {
 		column = s.RA

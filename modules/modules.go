@@ -39,11 +39,11 @@ type Set struct {
 	kind   kind
 	reread reread
 
-	mu    sync.Mutex
-	mods  map[[2]string]weak.Pointer[unwind.Module] // those that somebody has
-	sweep int                                       // how many may be known before those are forgotten that nobody has
-	errs  []error                                   // of modules, each once
-	said  map[string]bool                           // their texts
+	mu       sync.Mutex
+	mods     map[[2]string]weak.Pointer[unwind.Module] // those that somebody has
+	sweep    int                                       // how many may be known before those are forgotten that nobody has
+	errs     []error                                   // of modules, each once
+	errTexts map[string]bool                           // their texts
 }
 
 // Bounds: from how many modules on those are forgotten that nobody has, and how many errors are kept.
@@ -96,7 +96,7 @@ func Native() *Set {
 func Interpreted() *Set { return newSet(&Set{kind: interpreted}) }
 
 func newSet(s *Set) *Set {
-	s.mods, s.said, s.Files = map[[2]string]weak.Pointer[unwind.Module]{}, map[string]bool{}, &module.Locator{}
+	s.mods, s.errTexts, s.Files = map[[2]string]weak.Pointer[unwind.Module]{}, map[string]bool{}, &module.Locator{}
 	return s
 }
 
@@ -200,8 +200,8 @@ func (s *Set) Errors() []error {
 func (s *Set) failed(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if text := err.Error(); !s.said[text] && len(s.errs) < maxErrs {
-		s.said[text], s.errs = true, append(s.errs, err)
+	if text := err.Error(); !s.errTexts[text] && len(s.errs) < maxErrs {
+		s.errTexts[text], s.errs = true, append(s.errs, err)
 	}
 }
 

@@ -272,7 +272,7 @@ func (n *Namer) look(m *unwind.Module, t *symbol.Table, offs []uint64, names []p
 		}
 	}
 	if t.Exported() {
-		n.doubt(m, offs, addrs, names)
+		n.retract(m, offs, addrs, names)
 	}
 	if n.Lines {
 		for i, places := range t.Places(addrs) {
@@ -285,9 +285,9 @@ func (n *Namer) look(m *unwind.Module, t *symbol.Table, offs []uint64, names []p
 	return addrs, gone
 }
 
-// doubt takes names back of addresses that unwind information has in a function that begins behind the name's: what a DLL exports has no sizes, and
+// retract takes names back of addresses that unwind information has in a function that begins behind the name's: what a DLL exports has no sizes, and
 // between it are functions without names.
-func (n *Namer) doubt(m *unwind.Module, offs []uint64, addrs []arch.Vaddr, names []profile.Name) {
+func (n *Namer) retract(m *unwind.Module, offs []uint64, addrs []arch.Vaddr, names []profile.Name) {
 	_ = module.Guard(func() error {
 		f, release := n.framesOf(m)
 		defer release()

@@ -95,7 +95,7 @@ func (f *File) open(path string, o *FileOptions) (err error) {
 	}
 	n := namer(fileNames(o.Mods, f.data))
 	f.Session = fromFile(f.data, Options{Mods: o.Mods, Names: n, Filter: o.Filter})
-	f.identify, f.howFar = f.in.identify(f.data, f.doubt), f.soFar
+	f.identify, f.howFar = f.in.identify(f.data, f.noteDoubtful), f.soFar
 	if info := f.data.Info(); info.Ours {
 		if err := n.Import(info.Names); err != nil {
 			f.notes = append(f.notes, fmt.Sprintf("the names in the recording: %v", err))

@@ -259,8 +259,8 @@ func (s *Session) recorded() bool {
 	return !s.ours
 }
 
-// doubt notes a file that may be another one than was recorded.
-func (s *Session) doubt(path string) {
+// noteDoubtful notes a file that may be another one than was recorded.
+func (s *Session) noteDoubtful(path string) {
 	if !slices.Contains(s.doubtful, path) && len(s.doubtful) < maxDoubtful {
 		s.doubtful = append(s.doubtful, path)
 	}
@@ -283,8 +283,8 @@ func (s *Session) Notes() []string {
 	if note := repaired(&st.Repairs); note != "" {
 		say("%s", note)
 	}
-	if st.Adrift > 0 {
-		say("%s left out, of processes whose start may be among the lost records: some may belong to this recording", profile.Count(st.Adrift, "sample was", "samples were"))
+	if st.Uncertain > 0 {
+		say("%s left out, of processes whose start may be among the lost records: some may belong to this recording", profile.Count(st.Uncertain, "sample was", "samples were"))
 	}
 	if note := s.cut.String(); note != "" {
 		say("%s", note)

@@ -86,7 +86,7 @@ func TestMissed(t *testing.T) {
 		}
 	}
 	for _, path := range []string{"/a", "/b", "/a"} {
-		s.doubt(path)
+		s.noteDoubtful(path)
 	}
 	if notes := strings.Join(s.Notes(), "\n"); !strings.Contains(notes, "2 files were recorded without a build ID, and may be other files now, whose names are wrong; the first: /a") {
 		t.Error(notes)

@@ -9,6 +9,7 @@ import (
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/profile/pprof"
+	"github.com/unspool/unspool/stacks"
 )
 
 // A Format is a form that a report can have.
@@ -21,6 +22,8 @@ type Format struct {
 	Stream func(io.Writer, profile.Namer, profile.Info, Options) *Stream // writes samples as they come; nil: it has whole profiles only
 
 	Compare func(w io.Writer, before, after *profile.Profile, o Options) error // of Diffs: writes how two profiles differ
+
+	Stacks func(io.Writer, *stacks.Process) error // of StackFormats: writes the stacks of a process
 
 	Uses []string // the options that its reports obey, by the names of their flags: "sort"; all others change nothing
 
@@ -103,6 +106,17 @@ func (t Table) Names() (names []string) {
 		names = append(names, t[i].Name)
 	}
 	return names
+}
+
+// Described is the names, each with what About says of it: "a, b (about b) or c".
+func (t Table) Described() string {
+	names := t.Names()
+	for i := range t {
+		if about := t[i].About; about != "" {
+			names[i] += " (" + about + ")"
+		}
+	}
+	return printable.Either(names)
 }
 
 // Using returns the names of the formats that obey an option.

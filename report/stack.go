@@ -12,12 +12,12 @@ import (
 	"github.com/unspool/unspool/unwind"
 )
 
-// StackFormats are the reports of stacks by name: this project's own, as gdb and as eu-stack print them, and JSON.
-var StackFormats = map[string]func(io.Writer, *stacks.Process) error{
-	"text": stackText,
-	"gdb":  stackGDB,
-	"eu":   stackEU,
-	"json": stackJSON,
+// StackFormats are the forms of the stacks of a process: this project's own, those of other programs, and JSON.
+var StackFormats = Table{
+	{Name: "text", Stacks: stackText},
+	{Name: "gdb", About: "as thread apply all bt", Stacks: stackGDB},
+	{Name: "eu", About: "as eu-stack -m", Stacks: stackEU},
+	{Name: "json", Stacks: stackJSON},
 }
 
 // A line is a frame, or a call that was inlined into one, as it is printed.

@@ -63,8 +63,8 @@ func TestStackFormats(t *testing.T) {
 		}
 		got = append(got, struct{ name, data string }{name, b.String()})
 	}
-	for _, f := range []string{"text", "gdb", "eu", "json"} {
-		add(f, func(b *bytes.Buffer) error { return StackFormats[f](b, sampleStacks()) })
+	for _, f := range StackFormats.Names() {
+		add(f, func(b *bytes.Buffer) error { return StackFormats.Named(f).Stacks(b, sampleStacks()) })
 	}
 	add("raw", func(b *bytes.Buffer) error {
 		s := sampleStacks()
@@ -111,7 +111,7 @@ func TestStackSame(t *testing.T) {
 	}
 	for f, want := range map[string]int{"text": lines, "gdb": lines, "eu": own} {
 		b.Reset()
-		if err := StackFormats[f](&b, s); err != nil {
+		if err := StackFormats.Named(f).Stacks(&b, s); err != nil {
 			t.Fatal(err)
 		}
 		if n := strings.Count("\n"+b.String(), "\n#"); n != want {

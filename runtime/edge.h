@@ -21,7 +21,7 @@
 #endif
 
 /* How much is looked at, and a power of two that has room for it; on x86-64, also for the end of its last instruction. */
-enum { UNSPOOL_EDGE_BYTES = MACHINE(EDGE_BYTES), UNSPOOL_EDGE_ROOM = MACHINE(EDGE_BYTES) * (MACHINE_ELF == 62 ? 2 : 1) };
+enum { UNSPOOL_EDGE_BYTES = MACHINE(EDGE_BYTES), UNSPOOL_EDGE_ROOM = MACHINE(EDGE_BYTES) * (MACHINE_ELF == UNSPOOL_X86_64_ELF ? 2 : 1) };
 _Static_assert((UNSPOOL_EDGE_ROOM & (UNSPOOL_EDGE_ROOM - 1)) == 0, "indices are masked");
 
 struct unspool_edge {
@@ -34,7 +34,7 @@ struct unspool_edge {
 	int32_t fp;                      /* where the caller's frame pointer is, from there; less than 0: in its register */
 };
 
-#if MACHINE_ELF == 62
+#if MACHINE_ELF == UNSPOOL_X86_64_ELF
 
 /* A byte. The index is masked in a way that compilers cannot see through. */
 static inline __attribute__((always_inline)) uint8_t unspool_edge_byte(const struct unspool_edge *e, uint32_t i)
@@ -180,7 +180,7 @@ static inline __attribute__((always_inline)) int unspool_after_call(uint64_t cod
 	return 0;
 }
 
-#elif MACHINE_ELF == 183
+#elif MACHINE_ELF == UNSPOOL_AARCH64_ELF
 
 /* Instructions of functions with frame records (Arm ARM, section C6.2), without their numbers. */
 #define UNSPOOL_STP 0xa9007bfd      /* stp x29,x30,[sp,#n] */

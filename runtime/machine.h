@@ -128,6 +128,7 @@ enum { /* x86_64: slots of registers */
 	UNSPOOL_X86_64_SLOTS = 17,
 };
 
+#define UNSPOOL_X86_64_ELF 62 /* the machine's number in ELF files */
 #define UNSPOOL_X86_64_SET uint32_t /* the type of a set of slots */
 #define UNSPOOL_X86_64_SLOT(r) (r) /* the slot of a register by DWARF's number; at or above SLOTS where it has none */
 #define UNSPOOL_X86_64_SLOT_SP 7
@@ -195,6 +196,13 @@ enum { /* x86_64: slots of registers */
 #define UNSPOOL_X86_64_FRAME_CONTEXT 0 /* and struct ucontext */
 #define UNSPOOL_X86_64_FP_SAVE 1 /* which save is the frame pointer's */
 #define UNSPOOL_X86_64_SLOTS_OF(m) (((m) & 0x1ull) << 3 | ((m) & 0x2ull) << 5 | ((m) & 0x7cull) << 10) /* the set of slots of a set of saves */
+#define UNSPOOL_X86_64_WORD_ARG_1 14 /* which of a thread's words in the kernel has that argument of a function */
+#define UNSPOOL_X86_64_WORD_ARG_2 13 /* which of a thread's words in the kernel has that argument of a function */
+#define UNSPOOL_X86_64_WORD_ARG_3 12 /* which of a thread's words in the kernel has that argument of a function */
+#define UNSPOOL_X86_64_WORD_SP 19 /* and the stack pointer */
+#define UNSPOOL_X86_64_WORD_RESULT 10 /* and what a function returns */
+#define UNSPOOL_X86_64_SYS_MMAP 9 /* the number of a system call */
+#define UNSPOOL_X86_64_SYS_MPROTECT 10 /* and of another */
 #define UNSPOOL_X86_64_SYSCALL 0x50f /* the instruction for system calls */
 #define UNSPOOL_X86_64_SYSCALL_CODE uint16_t /* its type */
 #define UNSPOOL_X86_64_GO_SP 12 /* the slot of the register in which Go keeps the stack pointer while it calls the vDSO */
@@ -246,6 +254,7 @@ enum { /* aarch64: slots of registers */
 	UNSPOOL_AARCH64_SLOTS = 43,
 };
 
+#define UNSPOOL_AARCH64_ELF 183 /* the machine's number in ELF files */
 #define UNSPOOL_AARCH64_SET uint64_t /* the type of a set of slots */
 #define UNSPOOL_AARCH64_SLOT(r) ((r) < 35u ? (r) : (r) - 72u < 8u ? (r) - 37u : 255u) /* the slot of a register by DWARF's number; at or above SLOTS where it has none */
 #define UNSPOOL_AARCH64_SLOT_SP 31
@@ -328,6 +337,13 @@ enum { /* aarch64: slots of registers */
 #define UNSPOOL_AARCH64_FRAME_CONTEXT 128 /* and struct ucontext */
 #define UNSPOOL_AARCH64_FP_SAVE 10 /* which save is the frame pointer's */
 #define UNSPOOL_AARCH64_SLOTS_OF(m) (((m) & 0x7ffull) << 19 | ((m) & 0x7f800ull) << 24 | ((m) & 0x80000ull) << 11) /* the set of slots of a set of saves */
+#define UNSPOOL_AARCH64_WORD_ARG_1 0 /* which of a thread's words in the kernel has that argument of a function */
+#define UNSPOOL_AARCH64_WORD_ARG_2 1 /* which of a thread's words in the kernel has that argument of a function */
+#define UNSPOOL_AARCH64_WORD_ARG_3 2 /* which of a thread's words in the kernel has that argument of a function */
+#define UNSPOOL_AARCH64_WORD_SP 31 /* and the stack pointer */
+#define UNSPOOL_AARCH64_WORD_RESULT 0 /* and what a function returns */
+#define UNSPOOL_AARCH64_SYS_MMAP 222 /* the number of a system call */
+#define UNSPOOL_AARCH64_SYS_MPROTECT 226 /* and of another */
 #define UNSPOOL_AARCH64_SYSCALL 0xd4000001 /* the instruction for system calls */
 #define UNSPOOL_AARCH64_SYSCALL_CODE uint32_t /* its type */
 #define UNSPOOL_AARCH64_GO_SP 20 /* the slot of the register in which Go keeps the stack pointer while it calls the vDSO */
@@ -339,16 +355,16 @@ enum { /* aarch64: slots of registers */
  */
 #if defined(__TARGET_ARCH_x86)
 #define MACHINE(fact) UNSPOOL_X86_64_##fact
-#define MACHINE_ELF 62
+#define MACHINE_ELF UNSPOOL_X86_64_ELF
 #elif defined(__TARGET_ARCH_arm64)
 #define MACHINE(fact) UNSPOOL_AARCH64_##fact
-#define MACHINE_ELF 183
+#define MACHINE_ELF UNSPOOL_AARCH64_ELF
 #elif defined(__x86_64__)
 #define MACHINE(fact) UNSPOOL_X86_64_##fact
-#define MACHINE_ELF 62
+#define MACHINE_ELF UNSPOOL_X86_64_ELF
 #elif defined(__aarch64__)
 #define MACHINE(fact) UNSPOOL_AARCH64_##fact
-#define MACHINE_ELF 183
+#define MACHINE_ELF UNSPOOL_AARCH64_ELF
 #endif
 
 #endif /* UNSPOOL_MACHINE_H */

@@ -102,7 +102,7 @@ func (th *thread) differs(f *frame, o rows.Outcome) (d uint64) {
 		d |= wrongRA
 	}
 	d |= th.reg(stackPointer, f.cfa, m)
-	if th.site.mod.golang {
+	if th.site.mod.isGo {
 		return d // Go has no callee-saved registers
 	}
 	for i, r := range saved {

@@ -35,17 +35,12 @@ type machine struct {
 	decode      func(code []byte) inst                                // of the instruction at its beginning; bytes that make none are plain
 	disassemble func(code []byte, at arch.Vaddr) (n int, text string) // of the same
 	longest     int                                                   // bytes of an instruction
-	ownTraps    []int32                                               // si_code of a SIGTRAP by an instruction of the program's own
-
-	// A signal finds a thread in a system call that is to begin anew. Where its handler makes the call fail instead, the interrupted
-	// function goes on so many bytes from where it was.
-	restart int64
 }
 
 // machines are those on which programs can be executed step by step.
 var machines = []*machine{
-	{Machine: arch.AMD64, decode: decodeAMD64, disassemble: disassembleAMD64, longest: maxInst, ownTraps: []int32{siKernel}, restart: -2},
-	{Machine: arch.ARM64, decode: decodeARM64, disassemble: disassembleARM64, longest: 4, ownTraps: []int32{trapBrkpt}, restart: 4},
+	{Machine: arch.AMD64, decode: decodeAMD64, disassemble: disassembleAMD64, longest: maxInst},
+	{Machine: arch.ARM64, decode: decodeARM64, disassemble: disassembleARM64, longest: 4},
 }
 
 // host is this process's machine; nil where programs are not executed step by step.
@@ -57,12 +52,6 @@ var host = func() *machine {
 	}
 	return nil
 }()
-
-// Values of si_code with SIGTRAP (sigaction(2)).
-const (
-	trapBrkpt = 1
-	siKernel  = 0x80
-)
 
 // maxGeneral and maxSaved are at least what any machine has of general registers and of those that a call preserves.
 const (

@@ -100,9 +100,9 @@ func (p *process) region(a uint64) *region {
 	return nil
 }
 
-// golang says whether there is Go code in the process.
-func (p *process) golang() bool {
-	return slices.ContainsFunc(p.regions, func(r region) bool { return r.mod != nil && r.mod.golang })
+// hasGo says whether there is Go code in the process.
+func (p *process) hasGo() bool {
+	return slices.ContainsFunc(p.regions, func(r region) bool { return r.mod != nil && r.mod.isGo })
 }
 
 // holds says whether the word at addr is v.

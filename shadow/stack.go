@@ -315,7 +315,7 @@ func (th *thread) returned(b, now *regs) {
 	}
 	was := &in.regs
 	switch {
-	case now.sp() == was.sp() && (now.pc == was.pc || now.pc == was.pc+uint64(host.restart)):
+	case now.sp() == was.sp() && (now.pc == was.pc || now.pc == was.pc+uint64(host.Syscall.Restart)):
 	case th.pushed(now, was):
 		f := frame{ra: was.pc, cfa: now.sp() + host.CallPush}
 		for i, r := range saved {

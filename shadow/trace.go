@@ -48,10 +48,10 @@ type tracer struct {
 // A module is a file that code was executed of.
 type module struct {
 	Module
-	code   *unwind.Module
-	file   bool // it is an ELF file
-	golang bool
-	ref    *rows.Table // what the file says, for the first finding
+	code *unwind.Module
+	file bool // it is an ELF file
+	isGo bool
+	ref  *rows.Table // what the file says, for the first finding
 }
 
 func newTracer(o Options) *tracer {
@@ -69,7 +69,7 @@ func (t *tracer) module(path string) *module {
 		if img, err := image.OpenMapped(path); err == nil && img != nil {
 			m.file = true
 			_ = image.Guard(func() error {
-				m.golang = format.IsGo(img)
+				m.isGo = format.IsGo(img)
 				return nil
 			})
 			if path != "[vdso]" {
@@ -249,7 +249,7 @@ func (t *tracer) adopt() error {
 
 // first lets a new thread begin. That it has been killed meanwhile is no error.
 func (th *thread) first() error {
-	err := th.born()
+	err := th.follow()
 	if err == nil {
 		err = th.resume(0)
 	}
@@ -309,7 +309,7 @@ func (t *tracer) stopped(th *thread, ws unix.WaitStatus) error {
 		return th.resume(0)
 	case th.new:
 		th.new = false
-		if err := th.born(); err != nil {
+		if err := th.follow(); err != nil {
 			return err
 		}
 		if sig == unix.SIGSTOP || sig == unix.SIGTRAP {
@@ -362,7 +362,7 @@ func (th *thread) ownTrap() bool {
 	const user, tkill = 0, -6 // SI_USER, SI_TKILL
 	code, from, ok := stopCode(th.tid)
 	// AArch64's kernels say SI_USER, of nobody, where a step has made a system call.
-	return ok && (code == user && from != 0 || code == tkill || slices.Contains(host.ownTraps, code))
+	return ok && (code == user && from != 0 || code == tkill || slices.Contains(host.Trap.Codes, code))
 }
 
 // stepped follows what the last step has done, and looks at what comes next.
@@ -479,8 +479,8 @@ func (t *tracer) forked(th *thread, event int) error {
 	return nil
 }
 
-// born begins to follow a new thread, whose clone of its parent's stack may be the wrong one.
-func (th *thread) born() error {
+// follow begins to follow a new thread, whose clone of its parent's stack may be the wrong one.
+func (th *thread) follow() error {
 	was := th.regs.sp()
 	if err := getRegs(th.tid, &th.regs); err != nil {
 		return err
@@ -494,7 +494,7 @@ func (th *thread) born() error {
 		if r := th.proc.region(sp); r == nil {
 			th.proc.readMaps()
 		}
-		if r := th.proc.region(sp); r != nil && r.hi-sp < ownStack && !th.proc.golang() {
+		if r := th.proc.region(sp); r != nil && r.hi-sp < ownStack && !th.proc.hasGo() {
 			th.cur.region = r.span
 		}
 	}

@@ -134,7 +134,7 @@ type Stats struct {
 	BadErr      error  // the first such error
 	Disordered  uint64 // records older than what had been delivered: they came too late
 	NoTime      uint64 // samples without a time: delivered as they came
-	Adrift      uint64 // samples that a Tree left out after records were lost, of processes that may belong to it: Members.Adrift
+	Uncertain   uint64 // samples that a Tree left out after records were lost, of processes that may belong to it: Members.Uncertain
 	Orphans     uint64 // samples of processes whose beginning the recording lacks
 	Compat      uint64 // samples of 32-bit code, whose stacks are not walked
 	Undeferred  uint64 // samples whose deferred callchain never came
@@ -339,7 +339,7 @@ func (s *Stats) add(t *Stats) {
 	}
 	s.Disordered += t.Disordered
 	s.NoTime += t.NoTime
-	s.Adrift += t.Adrift
+	s.Uncertain += t.Uncertain
 	s.Orphans += t.Orphans
 	s.Compat += t.Compat
 	s.Undeferred += t.Undeferred
@@ -525,7 +525,7 @@ func (rd *reader) one(e *entry) {
 		e.buf.Release()
 		return
 	}
-	if rd.members.Has(r.PID) && rd.world.Told(r) || !rd.members.Apply(r) {
+	if rd.members.Has(r.PID) && rd.world.Redundant(r) || !rd.members.Apply(r) {
 		e.buf.Release()
 		return
 	}
@@ -563,8 +563,8 @@ func (rd *reader) one(e *entry) {
 func (rd *reader) sample(e *entry) {
 	waker := rd.o.Ours && binary.LittleEndian.Uint16(e.raw[4:])&MiscWaker != 0 // whose wait that is counts
 	if !waker && !rd.members.Has(e.pid) {
-		if rd.members.Adrift(e.pid) {
-			rd.stats.Adrift++
+		if rd.members.Uncertain(e.pid) {
+			rd.stats.Uncertain++
 		}
 		e.buf.Release()
 		return

@@ -60,9 +60,9 @@ type ended struct {
 // a recorder reads the rings of other processors later.
 const afterlife = 10e9
 
-// Adrift says whether a process that is not in m may belong there: since records were lost, nothing has said where it comes from. So may be
-// processes that slept until then; what is adrift is an upper bound.
-func (m *Members) Adrift(pid int32) bool {
+// Uncertain says whether a process that is not in m may belong there: since records were lost, nothing has said where it comes from. So may be
+// processes that slept until then; what is uncertain is an upper bound.
+func (m *Members) Uncertain(pid int32) bool {
 	if m == nil || has(m.pids, pid) || has(m.others, pid) {
 		return false
 	}
@@ -102,7 +102,7 @@ func (m *Members) Apply(r *Record) bool {
 			m.count(r, 1)
 			break
 		}
-		adrift := m.Adrift(r.PPID)
+		uncertain := m.Uncertain(r.PPID)
 		delete(m.pids, r.PID)
 		delete(m.others, r.PID)
 		p := member{losses: m.losses}
@@ -111,7 +111,7 @@ func (m *Members) Apply(r *Record) bool {
 		}
 		if m.Has(r.PPID) && len(m.pids) < maxThreads {
 			m.pids[r.PID] = p
-		} else if !adrift {
+		} else if !uncertain {
 			m.exclude(r.PID, p)
 		}
 	case RecordLost:

@@ -89,7 +89,7 @@ func TestForgotten(t *testing.T) {
 		fork(pid+1, 1)
 		exit(pid, pid)
 		exit(pid+1, pid+1)
-		if !m.Has(pid) || m.Adrift(pid) || pid > 1000 && !m.Has(pid-100) {
+		if !m.Has(pid) || m.Uncertain(pid) || pid > 1000 && !m.Has(pid-100) {
 			t.Fatalf("%d is forgotten too early", pid)
 		}
 	}
@@ -144,16 +144,16 @@ func TestAdrift(t *testing.T) {
 	check := func(when string, want ...int32) {
 		t.Helper()
 		for pid := int32(0); pid < 60; pid++ {
-			if has := m.Adrift(pid); m.lossy && has != slices.Contains(want, pid) {
+			if has := m.Uncertain(pid); m.lossy && has != slices.Contains(want, pid) {
 				t.Errorf("%s: process %d: adrift is %v", when, pid, has)
 			}
 		}
 	}
-	m.Adrift(1) // a sample
+	m.Uncertain(1) // a sample
 	m.Apply(&Record{Type: RecordFork, PID: 20, PPID: 10})
 	m.Apply(&Record{Type: RecordFork, PID: 30, PPID: 1})
 	m.Apply(&Record{Type: RecordLost, Lost: 0})
-	if m.Adrift(2) {
+	if m.Uncertain(2) {
 		t.Errorf("process 2 is adrift, but nothing was lost: lossy is %v, losses %d", m.lossy, m.losses)
 	}
 	m.Apply(&Record{Type: RecordLost, Lost: 1}) // 21, which 20 started
@@ -170,7 +170,7 @@ func TestAdrift(t *testing.T) {
 	m.Apply(&Record{Type: RecordFork, PID: 22, PPID: 30}) // its number again
 	check("a number that is used again", slices.DeleteFunc(want, func(pid int32) bool { return pid == 22 })...)
 	var all *Members
-	if all.Adrift(1) {
+	if all.Uncertain(1) {
 		t.Error("without a tree, process 1 is adrift")
 	}
 }
@@ -194,8 +194,8 @@ func TestAdriftCounted(t *testing.T) {
 		s.records = append(s.records, sampleRecord(pid, pid, uint64(i+4), ContextUser, 1))
 	}
 	st, err := Run(t.Context(), s, Options{})
-	if err != nil || st.Samples != 2 || st.Adrift != 3 || st.Lost != 1 {
-		t.Errorf("%d samples, %d adrift, %d lost (%v), want 2, 3 and 1", st.Samples, st.Adrift, st.Lost, err)
+	if err != nil || st.Samples != 2 || st.Uncertain != 3 || st.Lost != 1 {
+		t.Errorf("%d samples, %d uncertain, %d lost (%v), want 2, 3 and 1", st.Samples, st.Uncertain, st.Lost, err)
 	}
 }
 

@@ -159,9 +159,9 @@ func (w *World) Process(pid int32) (space *unwind.Space, alive bool) {
 	return w.freeze(p).Space, p.threads > p.gone
 }
 
-// Told says whether r is a FORK with MiscAgain of a process that runs, and whose beginning is known: its own FORK was not lost, but lay in a ring when
+// Redundant says whether r is a FORK with MiscAgain of a process that runs, and whose beginning is known: its own FORK was not lost, but lay in a ring when
 // /proc was read. Such a record is to be left out.
-func (w *World) Told(r *Record) bool {
+func (w *World) Redundant(r *Record) bool {
 	p := w.procs[r.PID]
 	return r.Type == RecordFork && r.Misc&MiscAgain != 0 && p != nil && !p.orphan && p.threads > p.gone
 }

@@ -130,7 +130,7 @@ func (t *Table) evict() bool {
 	}
 	defer t.life.Unlock()
 	if t.opened && !t.closed {
-		t.r.remember(t.said())
+		t.r.remember(t.ownNotes())
 		t.share.Remove() // a newer one than the caller's, if the files were opened again since
 		t.release()
 		t.r.scarce.Store(true)

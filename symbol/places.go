@@ -90,11 +90,11 @@ func (t *Table) goPlaces(addrs []arch.Vaddr, out [][]Place) {
 func (t *Table) notes() (out []string) {
 	t.life.Lock() // nobody opens t.info meanwhile
 	defer t.life.Unlock()
-	return t.said()
+	return t.ownNotes()
 }
 
-// said is notes for who has locked t.life.
-func (t *Table) said() (out []string) {
+// ownNotes are notes for who has locked t.life.
+func (t *Table) ownNotes() (out []string) {
 	t.owning.Lock()
 	defer t.owning.Unlock()
 	if t.there && t.note != "" {

@@ -29,8 +29,8 @@ func NewProgress() *Progress {
 	return p
 }
 
-// Say replaces the line, ten times a second at most. It is safe for concurrent use.
-func (p *Progress) Say(format string, args ...any) {
+// Printf replaces the line, ten times a second at most. It is safe for concurrent use.
+func (p *Progress) Printf(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if now := time.Now(); p.w != nil && now.After(p.next) {
@@ -65,9 +65,9 @@ func Fetching() func(what string, have, total int64, done bool) {
 			line.Done()
 			line = nil
 		case total > 0:
-			line.Say("fetching %s: %d of %d MiB", what, have>>20, total>>20)
+			line.Printf("fetching %s: %d of %d MiB", what, have>>20, total>>20)
 		default:
-			line.Say("fetching %s: %d MiB", what, have>>20)
+			line.Printf("fetching %s: %d MiB", what, have>>20)
 		}
 	}
 }

@@ -242,10 +242,10 @@ func (a *Answer) Err() error {
 }
 
 // words are the beginning of what the body says.
-func (a *Answer) words() string { return Words(a.said()) }
+func (a *Answer) words() string { return Words(a.message()) }
 
-// said is what the body says: the message of an object in JSON, or a text as it is.
-func (a *Answer) said() string {
+// message is what the body says: the message of an object in JSON, or a text as it is.
+func (a *Answer) message() string {
 	var m struct{ Message, Error string }
 	if json.Unmarshal(a.Body, &m) == nil && m.Message+m.Error != "" {
 		return cmp.Or(m.Message, m.Error)

@@ -52,7 +52,7 @@ const leastSecret = 8
 
 // hide leaves out what a server says if it repeats a value of a URL's query, as pages of errors do: it is for messages.
 func (a *Answer) hide(u *url.URL) {
-	said := strings.ToLower(string(a.Body) + "\n" + a.said() + "\n" + a.Header.Get("Location"))
+	said := strings.ToLower(string(a.Body) + "\n" + a.message() + "\n" + a.Header.Get("Location"))
 	for _, values := range u.Query() {
 		for _, v := range values {
 			for _, is := range []string{v, url.QueryEscape(v), url.PathEscape(v)} {

@@ -50,13 +50,13 @@ the names of functions and inlined calls, to each --output:
   otlp=http://HOST:4318           an OpenTelemetry collector; otlp=grpc://HOST:4317 by gRPC
   files=DIR?size=1G&age=168h      pprof files in a directory, of which the oldest go
 
-With --off-cpu, each place has a second profile, of the time for which its threads waited. Waits shorter than
---off-cpu-threshold are recorded by chance, at a weight that keeps sums right on average.
+With --off-cpu, each place has a second profile, of the time that its threads waited. Of the waits shorter than
+--off-cpu-threshold, the agent records a random sample, weighted so that sums stay right on average.
 
 Each profile has the labels service_name, node, kernel, cgroup, unit, container_id, container, image and pod_uid, as far
 as they are known, and those of --label. --kubelet adds the names of pods, their containers and workloads. A process may
-name its service itself, by OpenTelemetry's process context. Where a --relabel rule reads uid, user, comm, executable or
-executable_build_id, processes that differ have profiles of their own; so with cmdline, if --command-lines permits it.
+name its service itself, through OpenTelemetry's process context. If a --relabel rule reads uid, user, comm, executable or
+executable_build_id (with --command-lines: cmdline, too), processes with different values get separate profiles.
 
 Where an engine is away or busy, profiles wait in --queue bytes of memory; when these are full, the oldest go, and
 are counted. http://ADDRESS/metrics, /healthz and /readyz say how the agent does; --listen is their address. A page
@@ -64,9 +64,9 @@ there shows the last minutes as unspool serve does, to those who open the addres
 
 Each flag can be a line of the file that --config names, in TOML (output = ["otlp=http://127.0.0.1:4318"]), or an
 environment variable (UNSPOOL_AGENT_OUTPUT; a list has its values between blanks, one a line, or as a JSON array). The
-command line comes first, then the environment, then the file. --print-config prints what holds, and the defaults. An
-agent with a file reads it again on SIGHUP: outputs, labels, rules, --command-lines, --ca, --token-file, the interval
-and the queue change at once; the rest changes when the agent starts again.`,
+command line overrides the environment, and the environment overrides the file. --print-config prints the settings in
+effect, and the defaults. On SIGHUP, an agent with a file reads the file again: outputs, labels, rules, --command-lines,
+--ca, --token-file, the interval and the queue change at once; all other settings change when the agent starts again.`,
 		Example: `  unspool agent --output pyroscope=http://127.0.0.1:4040
   unspool agent --output otlp=grpc://collector:4317 --label region=north --interval 30s
   unspool agent --output files=/var/lib/unspool -F 49 --comm '^nginx'
@@ -84,7 +84,7 @@ and the queue change at once; the rest changes when the agent starts again.`,
 			if len(args) == 0 && len(a.PIDs) == 0 {
 				a.All = true
 			}
-			if err := a.config.Blame(a.check()); err != nil {
+			if err := a.config.Attribute(a.check()); err != nil {
 				return err
 			}
 			var h slog.Handler = slog.NewTextHandler(stderr, nil)
@@ -92,7 +92,7 @@ and the queue change at once; the rest changes when the agent starts again.`,
 				h = slog.NewJSONHandler(stderr, nil)
 			}
 			a.Log = slog.New(h)
-			return a.config.Blame(exitStatus(daemon.Run(c.Context(), a.Options)))
+			return a.config.Attribute(exitStatus(daemon.Run(c.Context(), a.Options)))
 		},
 	}
 	f := c.Flags()
@@ -106,7 +106,7 @@ and the queue change at once; the rest changes when the agent starts again.`,
 	cli.Var(c, &a.Interval, "interval", "10s", "send profiles of this time each", cli.Duration)
 	f.StringArrayVar(&a.relabel, "relabel", nil, "a rule that changes labels or drops profiles, as Prometheus' relabel_config, in JSON; may be repeated")
 	f.BoolVar(&a.CommandLines, "command-lines", false, "let rules read command lines, the label cmdline: they may hold secrets, and are sent where a rule reads them")
-	cli.Var(c, &a.Queue, "queue", "16M", "memory for what an output does not take at once, for each", cli.Size)
+	cli.Var(c, &a.Queue, "queue", "16M", "memory for profiles that wait to be sent, for each output", cli.Size)
 	f.StringVar(&a.kubelet.Address, "kubelet", "", "ask this kubelet for the names of pods: https://HOST:10250, http://127.0.0.1:10255, or HOST")
 	f.StringVar(&a.kubelet.CA, "kubelet-ca", kubelet.Account+"ca.crt", "certificates that the kubelet's is checked by")
 	f.StringVar(&a.kubelet.TokenFile, "kubelet-token-file", kubelet.Account+"token", "a file with the token for the kubelet")
@@ -173,7 +173,7 @@ func (a *agentRun) again() (daemon.Changeable, []string, error) {
 	_, b := newAgent()
 	err := b.config.ReadAs(a.config)
 	if err == nil {
-		err = b.config.Blame(b.checkSettings())
+		err = b.config.Attribute(b.checkSettings())
 	}
 	return b.Changeable, a.config.Differing(b.config, reloadable), err
 }

@@ -48,8 +48,8 @@ in it, and runs as before. eh_elf.h finds the code there.
 SFrame section of version 3 besides, and runs as before. It serves readers that know SFrame only. sframe2 writes version
 2, which glibc 2.42 and 2.43 read. What SFrame cannot say is left out and counted.
 
---emit eh_frame writes a copy of one program or library without .eh_frame, such as a stripped one in Go: debuggers and
-profilers that know DWARF only walk in it. Of a PE or Mach-O file, it writes an ELF file with nothing but .eh_frame.
+--emit eh_frame adds .eh_frame to a copy of one program or library that lacks it, such as a stripped Go program, for
+debuggers and profilers that know only DWARF. For a PE or Mach-O file, it writes an ELF file that contains only .eh_frame.
 
 --emit orc writes a copy of one object file for x86-64 with the unwind tables of Linux 7.1 and later, as objtool makes
 them from code; orc-6.12 writes those of Linux 6.12. What ORC cannot say is left out and counted.
@@ -158,7 +158,7 @@ func (o *compilation) copy(c *cobra.Command, args []string) error {
 
 // elfFiles returns the paths, with directories and archives replaced by the files in them.
 func elfFiles(paths []string, objects bool) ([]string, error) {
-	out, err := compile.Files(paths, objects, sayError)
+	out, err := compile.Files(paths, objects, reportError)
 	if err == nil && len(out) == 0 && len(paths) > 0 {
 		err = &cli.Exit{Status: 1}
 	}
@@ -173,11 +173,11 @@ func eachFile[R any](ctx context.Context, files []string, verb string, work func
 	err := compile.Each(ctx, files, work, func(r R, err error) {
 		if err != nil && !errors.Is(err, compile.ErrNoRows) {
 			failed = true
-			sayError(err)
+			reportError(err)
 		}
 		done(r, err)
 		n++
-		p.Say("%s %d of %d files", verb, n, len(files))
+		p.Printf("%s %d of %d files", verb, n, len(files))
 	})
 	p.Done()
 	switch {
@@ -202,7 +202,7 @@ func (o *compilation) system(c *cobra.Command, args []string) error {
 	}
 	cli.LimitMemory(heapLimit)
 	began, ctx := time.Now(), c.Context()
-	s, files, err := compile.OpenShared(ctx, o.Dir, args, sayError)
+	s, files, err := compile.OpenShared(ctx, o.Dir, args, reportError)
 	if err != nil {
 		return err
 	}

@@ -21,11 +21,12 @@ func diffCmd() *cobra.Command {
 		Use:   "diff [BEFORE AFTER]",
 		Short: "Show what has changed between two recordings",
 		Long: `Compare two recordings, or pprof profiles: which functions take more time, and which take less? Without arguments,
-diff compares ` + defaultRecording + ` with the recording before it, ` + defaultRecording + `.old; of a link, beside its target.
+diff compares ` + defaultRecording + ` with the previous recording, ` + defaultRecording + `.old. If ` + defaultRecording + ` is a link, the
+previous recording is beside the link's target.
 
-The table lists functions by the certainty of their change, "sigma": the number of standard deviations between the two
-counts of samples, self or total, whichever is greater. The scale is the movement of all functions. Changes that can be
-chance are only counted; --all shows them.
+The table sorts functions by the certainty of their change, "sigma": the number of standard deviations between the two
+counts of samples, self or total, whichever is greater. How far all functions have moved sets the scale. Changes that may
+be chance are only counted; --all shows them.
 
 --by share compares shares of the whole, so the recordings can differ in length. --by samples and --by periods compare
 absolute numbers. Without --by, heap profiles are compared by their bytes or objects.

@@ -29,9 +29,9 @@ With --exceptions, dump prints the exception tables of functions (.gcc_except_ta
 of calls; an exception from one of them goes on at the landing pad, which cleans up, catches types or filters them. An
 exception from a call outside of all call sites ends the program.
 
-Windows calls a handler for each function that has one: dump prints its name or its address. For the handlers of C,
-of C++ and of GCC, it prints the handler's data: the ranges of __try with their filters, states with what destroys and
-what catches, or call sites. For other handlers it prints where their data is.`,
+On Windows, a function may have an exception handler: dump prints the handler's name or address. For the handlers of C,
+C++ and GCC, dump also prints the handler's data: the ranges of __try with their filters, the states with their cleanups
+and catches, or the call sites. For other handlers, dump prints where their data is.`,
 		Example: "  unspool dump /bin/ls | head\n  unspool dump --format json /bin/ls | jq -r 'select(.signal) | .lo'\n  unspool dump 'libc.a(printf.o)'\n  unspool dump 'program(arm64)'\n  unspool dump --exceptions /usr/bin/gdb",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -45,7 +45,7 @@ what catches, or call sites. For other handlers it prints where their data is.`,
 			damaged := false
 			d.Failed = func(err error) {
 				damaged = true
-				sayError(err)
+				reportError(err)
 			}
 			var err error
 			if st, serr := os.Stat(args[0]); (serr != nil || !st.IsDir()) && !module.IsArchive(args[0]) {

@@ -32,7 +32,7 @@ type heapPlan struct {
 const heapSampled = "sampled"
 
 func (h *heapPlan) flags(c *cobra.Command) {
-	cli.OneOf(c, &h.how, "heap", "record where the command and its children allocate memory: a sample of the allocations, all, or what they map without a file", heapSampled, "all", "mmap")
+	cli.OneOf(c, &h.how, "heap", "record where the command and its children allocate memory. sampled: a sample of the allocations; all: every allocation; mmap: memory mapped without a file", heapSampled, "all", "mmap")
 	c.Flags().Lookup("heap").NoOptDefVal = heapSampled
 	cli.Var(c, &h.Period, "heap-period", "", "with --heap: bytes that are allocated between samples, on average (default 512K)", cli.Size)
 	cli.Var(c, &h.Every, "every", "", `with --heap: write a snapshot after each such time, such as "10s", beside the output`, cli.Duration)
@@ -123,7 +123,7 @@ func (h *heapPlan) record(ctx context.Context, o *output, mods *modules.Set, pla
 	defer n.Close()
 	r, err := heap.Record(ctx, h.Plan, heap.Options{
 		Mods: mods, Names: n,
-		Say:      sayLine,
+		Notify:   notifyLine,
 		Snapshot: func(p *profile.Profile) error { return h.snapshot(ctx, *o, p) },
 	})
 	if err != nil {
@@ -141,16 +141,16 @@ func (h *heapPlan) record(ctx context.Context, o *output, mods *modules.Set, pla
 			return err
 		}
 	}
-	say(r.Notes)
+	notify(r.Notes)
 	if stays {
-		sayLine("nothing was recorded; " + o.Path + " still has the recording before")
+		notifyLine("nothing was recorded; " + o.Path + " still has the recording before")
 	} else {
 		wrote(o, r.Profile.Headline())
 	}
 	if o.Tabled || o.Format != "pprof" {
-		say(heap.Hints(shown, r.Profile))
+		notify(heap.Hints(shown, r.Profile))
 	}
-	say(r.EndNotes)
+	notify(r.EndNotes)
 	if r.Status != 0 {
 		return &cli.Exit{Status: r.Status}
 	}

@@ -25,18 +25,18 @@ var stdout = &cli.Writer{W: os.Stdout}
 // usage marks err as wrong usage: exit status 2.
 func usage(format string, args ...any) error { return cli.Usage(format, args...) }
 
-// say prints lines on standard error.
-func say(lines []string) {
+// notify prints lines on standard error.
+func notify(lines []string) {
 	for _, l := range lines {
 		fmt.Fprintf(stderr, "unspool: %s\n", l)
 	}
 }
 
-// sayLine prints a line on standard error.
-func sayLine(line string) { say([]string{line}) }
+// notifyLine prints a line on standard error.
+func notifyLine(line string) { notify([]string{line}) }
 
-// sayError prints an error that does not end the verb.
-func sayError(err error) { fmt.Fprintf(stderr, "unspool: %v\n", err) }
+// reportError prints an error that does not end the verb.
+func reportError(err error) { fmt.Fprintf(stderr, "unspool: %v\n", err) }
 
 // wrong marks an error, unless it is nil, as wrong usage.
 func wrong(err error) error {
@@ -75,7 +75,7 @@ programs need no frame pointers.`,
 			c.RunE = func(c *cobra.Command, args []string) error {
 				if on, err := c.Flags().GetBool("run"); err != nil || !on {
 					if err := caps.Drop(keep, caps.Outputs); err != nil && !errors.Is(err, errors.ErrUnsupported) {
-						sayError(err)
+						reportError(err)
 					}
 				}
 				return run(c, args)

@@ -79,7 +79,7 @@ func (o *output) create(ctx context.Context) (w *outfile.File, commit func(error
 	}
 	return w, func(err error) error {
 		err = w.Finish(err)
-		say(w.Notes)
+		notify(w.Notes)
 		return err
 	}, err
 }

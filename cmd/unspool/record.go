@@ -47,8 +47,8 @@ The ending of -o picks the format:
 ` + recordFormats.Help() + `
 Without -o, record writes ` + defaultRecording + ` and prints a table; only the recording before is kept, as ` + defaultRecording + `.old.
 
-A whole output replaces the file at its place. If recording fails, or has no samples, the old file stays. A recorder
-that is killed leaves .NAME.tmp-… there: report reads it. Others cannot read ` + recordFormats.PrivateEndings() + `.
+A complete output replaces the file of the same name. If recording fails, or has no samples, the old file stays. A killed
+recorder leaves .NAME.tmp-… beside it, which report can read. Other users cannot read ` + recordFormats.PrivateEndings() + `.
 
 With --off-cpu --wakers, each wait shows the thread that ended it: "[woken by COMM]" stands above the wait, then the
 waker's stack upside down. So the functions that wake are next to the functions that wait. The self time belongs to
@@ -59,13 +59,13 @@ but no functions.
 
 With --heap, record shows where the command and its children allocate memory, instead of where they spend time. A
 library in front of the program's allocator takes a sample each 512 KiB, on average, and walks its stack. --heap=all
-records every allocation; --heap=mmap, mappings without a file. The profile has what was allocated (alloc), what is in
-use at the end (inuse), what was in use when most bytes were (peak), and what was freed before its thread had allocated
-anything else (temporary), in bytes and in objects. pprof's files have all of it; other formats show what --heap-value
-says. Without -o, record writes ` + defaultHeap + ` and prints a table. With --every 10s, or when record gets SIGUSR2,
-it writes a snapshot beside the output: for -o heap.pb.gz, heap.001.pb.gz, heap.002.pb.gz. No snapshot replaces
-another. unspool diff compares two; unspool serve heap.pb.gz shows all of the run by time. With -p PID, probes at the
-process's allocator take the place of the library: as root, at microseconds for each call.
+records every allocation; --heap=mmap, mappings without a file. The profile counts the bytes and the objects
+that were allocated (alloc), in use at the end (inuse), in use when the most bytes were in use (peak), or freed before
+their thread had allocated anything else (temporary). pprof files have all four values; other formats show the value that
+--heap-value names. Without -o, record writes ` + defaultHeap + ` and prints a table. With --every 10s, or when record gets
+SIGUSR2, it writes a snapshot beside the output: for -o heap.pb.gz, heap.001.pb.gz, heap.002.pb.gz. No snapshot replaces
+another. unspool diff compares two snapshots; unspool serve heap.pb.gz shows the whole run by time. With -p PID, record
+uses probes at the process's allocator instead of the library. Probes need root, and cost microseconds for each call.
 
 --to sends the finished recording to an engine, with the names of functions and inlined calls:
 parca=http://HOST:7070, pyroscope=http://HOST:4040, otlp=http://HOST:4318 or otlp=grpc://HOST:4317. The recording
@@ -160,13 +160,13 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 		return commit(err)
 	}
 	defer rec.Close()
-	say(rec.Notes())
+	notify(rec.Notes())
 
 	n := newNamer(names.Options{Mods: mods}, plain)
 	defer n.Close()
 	s := rec.Session(record.Options{Mods: mods, Names: n, Filter: *flt})
 	if err := rec.Drop(n); err != nil {
-		sayError(err)
+		reportError(err)
 	}
 	var prof *profile.Profile
 	var written *record.Written // its names take long, and wait until the recording is whole on disk
@@ -183,7 +183,7 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 			err = o.Write(out, prof)
 		}
 	}
-	say(rec.EndNotes())
+	notify(rec.EndNotes())
 	empty, before := s.Stats.Samples == 0, out.Replaces()
 	if err == nil && empty && (o.Tabled || before) {
 		commit(errEmpty)
@@ -192,7 +192,7 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 	}
 	if written != nil { // a second Ctrl-C ends it
 		if prof, err = written.Named(); err != nil {
-			sayError(fmt.Errorf("the recording is whole, but without names: %w", err))
+			reportError(fmt.Errorf("the recording is whole, but without names: %w", err))
 		}
 	}
 	if o.Tabled && !empty {
@@ -200,8 +200,8 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 			return err
 		}
 	}
-	say(s.Notes())
-	say(s.Hints(prof))
+	notify(s.Notes())
+	notify(s.Hints(prof))
 	if !empty || !o.Tabled && !before {
 		wrote(o, s.Summary())
 	}
@@ -210,15 +210,15 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 		if before {
 			note += "; " + o.Path + " still has the recording before"
 		}
-		sayLine(note)
+		notifyLine(note)
 	}
 	var sent error
 	if !empty && len(to.Targets) > 0 {
-		sent = to.Send(context.WithoutCancel(ctx), prof, o.Path, sayLine)
+		sent = to.Send(context.WithoutCancel(ctx), prof, o.Path, notifyLine)
 	}
 	if err := exitStatus(rec.ExitStatus(ctx, rec.TimedOut())); err != nil {
 		if sent != nil {
-			sayError(sent)
+			reportError(sent)
 		}
 		return err
 	}
@@ -228,7 +228,7 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 // exitStatus passes on how a recording ended: see record.Live.ExitStatus.
 func exitStatus(status int, note string, err error) error {
 	if note != "" {
-		sayLine(note)
+		notifyLine(note)
 	}
 	if err == nil && status != 0 {
 		err = &cli.Exit{Status: status}

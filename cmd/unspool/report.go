@@ -94,7 +94,7 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
 				case err != nil:
 					return err
 				case sends:
-					return to.Send(c.Context(), p, args[0], sayLine)
+					return to.Send(c.Context(), p, args[0], notifyLine)
 				}
 				return browse.Show(c.Context(), p, args[0], p.Weight())
 			}
@@ -146,10 +146,10 @@ func runReport(ctx context.Context, path string, o *output, in *reading, ann *an
 			if werr := write(p); werr != nil {
 				return werr
 			}
-			say(f.Hints(p))
+			notify(f.Hints(p))
 		}
 	}
-	say(f.Notes())
+	notify(f.Notes())
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}

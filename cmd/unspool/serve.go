@@ -134,9 +134,9 @@ func (r *reading) input(path string) serve.Input {
 		},
 		Read: func(f *record.File, p *profile.Profile) {
 			done()
-			say(f.Notes())
-			say(f.Hints(p))
+			notify(f.Notes())
+			notify(f.Hints(p))
 		},
-		Damaged: sayError,
+		Damaged: reportError,
 	})
 }

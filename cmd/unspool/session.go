@@ -72,12 +72,12 @@ func (r *reading) open(ctx context.Context, path string, o record.FileOptions) (
 	o.Mods, o.Filter, o.Heap = r.mods, r.Filter, r.heapValue
 	o.Namer = func(n names.Options) *names.Namer { return newNamer(n, r.plain) }
 	o.Reading = func(done, total int, samples uint64) error {
-		p.Say("read %d of %d profiles, %s", done, total, profile.Quantity(samples, "samples"))
+		p.Printf("read %d of %d profiles, %s", done, total, profile.Quantity(samples, "samples"))
 		return ctx.Err()
 	}
 	f, err := record.Open(path, o)
 	if err == nil && f.Ring != nil {
-		say(f.Ring.Notes())
+		notify(f.Ring.Notes())
 	}
 	return f, err
 }
@@ -94,13 +94,13 @@ func (r *reading) profile(ctx context.Context, path string, o *output) (*profile
 		return f.Pprof, nil
 	}
 	p, err := some(ctx, f.Session)
-	say(f.Notes())
-	say(f.Hints(p))
+	notify(f.Notes())
+	notify(f.Hints(p))
 	if err != nil {
 		err = fmt.Errorf("%s: %w", path, err)
 	}
 	if err != nil && p != nil {
-		sayError(err)
+		reportError(err)
 		err = nil
 	}
 	return p, err
@@ -110,7 +110,7 @@ func (r *reading) profile(ctx context.Context, path string, o *output) (*profile
 func shown(s *record.Session) func() {
 	p := tui.NewProgress()
 	if s.HowFar() != "" {
-		s.Progress = func(n uint64) { p.Say("%s, %s", s.HowFar(), profile.Quantity(n, "samples")) }
+		s.Progress = func(n uint64) { p.Printf("%s, %s", s.HowFar(), profile.Quantity(n, "samples")) }
 	}
 	return p.Done
 }
@@ -143,7 +143,7 @@ func stream(ctx context.Context, s *record.Session, w io.Writer, o *output, publ
 		err = cerr
 	}
 	mods, nameless := st.Nameless()
-	say(s.Names.HintsOf(mods, nameless, st.Totals().Period))
+	notify(s.Names.HintsOf(mods, nameless, st.Totals().Period))
 	return err
 }
 

@@ -70,7 +70,7 @@ frame. [sigreturn]: the kernel's frame of a signal. [plt]: by the shape of the c
 		},
 	}
 	f := c.Flags()
-	cli.OneOf(c, &format, "format", "text, gdb (as thread apply all bt), eu (as eu-stack -m) or json", "text", "gdb", "eu", "json")
+	cli.OneOf(c, &format, "format", report.StackFormats.Described(), report.StackFormats.Names()...)
 	f.IntVarP(&pid, "pid", "p", 0, "the process; -p may be left out")
 	f.IntVarP(&o.TID, "tid", "t", 0, "only this thread")
 	f.IntVar(&o.Depth, "depth", 0, fmt.Sprintf("only the innermost frames of a thread, at most this many (default: the innermost %d and the outermost %d)", stacks.Inner, stacks.Outer))
@@ -86,12 +86,12 @@ frame. [sigreturn]: the kernel's frame of a signal. [plt]: by the shape of the c
 // writeStacks writes stacks, and what its format has no place for to standard error.
 func writeStacks(s *stacks.Process, format string) error {
 	if format != "json" {
-		say(s.Notes)
+		notify(s.Notes)
 	}
 	for i := range s.Threads {
 		if why := s.Threads[i].Incomplete(); why != "" && format == "eu" { // as eu-stack, which has no place for it
 			fmt.Fprintf(stderr, "unspool: TID %d: %s\n", s.Threads[i].TID, why)
 		}
 	}
-	return report.StackFormats[format](os.Stdout, s)
+	return report.StackFormats.Named(format).Stacks(os.Stdout, s)
 }

@@ -61,7 +61,7 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 			n := newNamer(names.Options{Mods: mods}, t.plain)
 			defer n.Close()
 			t.Total = t.sort == "total"
-			return exitStatus(top.Record(c.Context(), t.Plan, record.Options{Mods: mods, Names: n, Filter: flt}, t.Options, say))
+			return exitStatus(top.Record(c.Context(), t.Plan, record.Options{Mods: mods, Names: n, Filter: flt}, t.Options, notify))
 		},
 	}
 	f := c.Flags()

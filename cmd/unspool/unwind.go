@@ -52,7 +52,7 @@ func runUnwind(ctx context.Context, path, to string, in *reading) error {
 	if err = commit(err); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	say(f.Notes())
+	notify(f.Notes())
 	wrote(&o, f.Summary())
 	return nil
 }

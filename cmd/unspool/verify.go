@@ -28,13 +28,13 @@ with the reference interpreter. Both ends of every row must select the row's rul
 reference on adversarial states of registers and memory. Machine code (--emit native) is run in the layouts page and
 tree, with each way of reading memory.
 
-The exit status is 1 if any file differs. Damaged entries are counted; no table has them. Functions that .eh_frame has and
-.eh_frame_hdr does not lead to are listed: unspool's tables have them, and libgcc finds no unwind information there.
+The exit status is 1 if any file differs. verify counts damaged entries (no table has them), and lists functions in
+.eh_frame but not in .eh_frame_hdr: unspool's tables contain these functions, but libgcc finds no information for them.
 
 Where a file has several sources of unwind information, verify also compares them with each other, at each address that
-two of them describe. It lists where they contradict each other; the exit status is then 1. What only aligns code behind
-a return is counted apart. Sources that are right at call sites only are compared there. Where two rules count from different registers, nobody can tell without running the
-program; verify counts these addresses.
+two of them describe. It lists where they contradict each other; the exit status is then 1. Differences in the padding
+after a return are counted separately. Sources that are right only at call sites are compared only there. Where two rules
+count from different registers, only running the program shows whether they agree; verify counts these addresses.
 
 With --run, verify executes a command step by step. At each instruction, it compares the return address, CFA and
 callee-saved registers recovered by the tables with the truth: a shadow stack of calls, returns, signals and longjmp.
@@ -113,7 +113,7 @@ func (x *execution) verify(ctx context.Context, args []string) error {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	p := tui.NewProgress()
 	o.Progress = func(steps, compared uint64) {
-		p.Say("%s instructions, %s compared", profile.Comma(steps), profile.Comma(compared))
+		p.Printf("%s instructions, %s compared", profile.Comma(steps), profile.Comma(compared))
 	}
 	r, err := shadow.Run(ctx, cmd, o)
 	p.Done()

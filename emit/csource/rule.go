@@ -31,11 +31,11 @@ func (g *gen) rule(set *rows.Set) code {
 	b := &body{gen: g, set: set}
 	switch {
 	case !steps(g.mach):
-		b.give("NO_RULE")
+		b.ret("NO_RULE")
 	case set.CFA.Kind == rows.CFANone && set.Outermost():
-		b.give("OUTERMOST")
+		b.ret("OUTERMOST")
 	case set.CFA.Kind == rows.CFANone:
-		b.give("NO_RULE")
+		b.ret("NO_RULE")
 	case b.cfa():
 		b.rest()
 	}
@@ -68,8 +68,8 @@ func (b *body) local(format string, args ...any) bool {
 	return true
 }
 
-// give ends the rule with an outcome.
-func (b *body) give(outcome string) {
+// ret ends the rule with an outcome.
+func (b *body) ret(outcome string) {
 	b.line("return %s;", outcome)
 }
 
@@ -78,7 +78,7 @@ func (b *body) succeed(ok string) {
 	if b.set.Flags&rows.Signal != 0 {
 		ok += " | SIGNAL"
 	}
-	b.give(ok)
+	b.ret(ok)
 }
 
 // try ends the rule if call, which gives an outcome, does not give OK.
@@ -86,7 +86,7 @@ func (b *body) try(call string) {
 	b.local("int o;")
 	b.line("if ((o = %s) != OK)", call)
 	b.out.WriteByte('\t')
-	b.give("o")
+	b.ret("o")
 }
 
 func (b *body) get(slot, to string) string {
@@ -121,7 +121,7 @@ func (b *body) cfa() bool {
 	}
 	slot, ok := b.slot(c.Reg)
 	if !ok {
-		b.give("LOST")
+		b.ret("LOST")
 		return false
 	}
 	b.local("uint64_t cfa;")
@@ -156,10 +156,10 @@ func (b *body) rest() {
 	_, raHasSlot := b.slot(b.set.RA)
 	switch {
 	case !explicit && !b.mach.RAInReg:
-		b.give("LOST")
+		b.ret("LOST")
 		return
 	case explicit && ra.Kind == rows.Undefined:
-		b.give("OUTERMOST")
+		b.ret("OUTERMOST")
 		return
 	case !explicit:
 		ra = rows.Rule{Of: b.set.RA, Kind: rows.SameValue}
@@ -170,7 +170,7 @@ func (b *body) rest() {
 	switch ra.Kind {
 	case rows.SameValue, rows.Register, rows.RegOffset, rows.RegDeref:
 		if _, ok := b.slot(ra.Reg); !ok {
-			b.give("LOST")
+			b.ret("LOST")
 			return
 		}
 	}
@@ -190,7 +190,7 @@ func (b *body) rest() {
 	if b.deferred {
 		b.line("if (from != OK)")
 		b.out.WriteByte('\t')
-		b.give("from")
+		b.ret("from")
 	}
 	b.write(raHasSlot)
 }

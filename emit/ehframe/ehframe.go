@@ -121,8 +121,8 @@ func (e *emitter) measure(t *rows.Table) {
 	}
 }
 
-// say returns the number of the kind of a set, or why the format cannot say the set.
-func (e *emitter) say(s *rows.Set) (n int, reason string) {
+// kindOf returns the number of the kind of a set, or why the format cannot say the set.
+func (e *emitter) kindOf(s *rows.Set) (n int, reason string) {
 	if s.CFA.Kind == rows.CFANone && !s.Outermost() {
 		return 0, "no CFA"
 	}
@@ -148,7 +148,7 @@ func (e *emitter) table(t *rows.Table, bounds rows.Bounds) {
 	kinds, reasons := make([]int, len(t.Sets)), make([]string, len(t.Sets))
 	for i := range t.Sets {
 		if rows.SetID(i) != rows.GapID {
-			kinds[i], reasons[i] = e.say(&t.Sets[i])
+			kinds[i], reasons[i] = e.kindOf(&t.Sets[i])
 		}
 	}
 	var last *function // the one that goes on

@@ -8,8 +8,8 @@ import (
 	"github.com/unspool/unspool/rows"
 )
 
-// A said is what a row of the format says of a set.
-type said struct {
+// A content is what a row of the format says of a set.
+type content struct {
 	reason string // why it cannot be said; "": it can
 
 	info      uint8 // of its entry
@@ -30,13 +30,13 @@ type place struct {
 }
 
 // same says whether two rows of an entry have the same bytes, but for their start.
-func (s *said) same(o *said) bool {
+func (s *content) same(o *content) bool {
 	return s.cfa == o.cfa && s.ra == o.ra && s.fp == o.fp && s.signed == o.signed && s.outermost == o.outermost
 }
 
-// say returns what the format says of a set.
-func (e *emitter) say(s *rows.Set) (out said) {
-	no := func(reason string) said { return said{reason: reason} }
+// contentOf returns what the format says of a set.
+func (e *emitter) contentOf(s *rows.Set) (out content) {
+	no := func(reason string) content { return content{reason: reason} }
 	m := e.m
 	if s.RA != m.RA {
 		return no("another return address column")
@@ -137,7 +137,7 @@ func (e *emitter) say(s *rows.Set) (out said) {
 }
 
 // notDefault says why version 2, which has default entries only, cannot say a row.
-func notDefault(m *arch.Machine, s *said) string {
+func notDefault(m *arch.Machine, s *content) string {
 	switch {
 	case s.cfa.ctl != ctlReg|uint32(m.SP)<<ctlShift && s.cfa.ctl != ctlReg|uint32(m.FP)<<ctlShift:
 		return "a CFA by another register, or from memory"
@@ -168,7 +168,7 @@ func ruleOf(r *rows.Rule) (p place, reason string) {
 }
 
 // encode appends the info byte and the words of a row. more is added to the CFA's offset.
-func (s *said) encode(b []byte, flex bool, more int64) []byte {
+func (s *content) encode(b []byte, flex bool, more int64) []byte {
 	if s.outermost {
 		return append(b, freSP)
 	}

@@ -70,13 +70,13 @@ func Emit(t *rows.Table, version int, addr arch.Vaddr, bounds rows.Bounds) (*Sec
 // An emitter has the entries of a section.
 type emitter struct {
 	*Section
-	m       *arch.Machine
-	version int
-	abi     uint8
-	fixedRA int64
-	left    rows.Losses
-	entries []*entry
-	said    []said // by set
+	m        *arch.Machine
+	version  int
+	abi      uint8
+	fixedRA  int64
+	left     rows.Losses
+	entries  []*entry
+	contents []content // by set
 }
 
 // An entry is a range of rows with one kind of encoding.
@@ -90,20 +90,20 @@ type entry struct {
 
 type row struct {
 	at arch.Vaddr
-	*said
+	*content
 }
 
 // table makes entries of all rows.
 func (e *emitter) table(t *rows.Table, bounds rows.Bounds) {
-	e.said = make([]said, len(t.Sets))
+	e.contents = make([]content, len(t.Sets))
 	for i := range t.Sets {
 		if rows.SetID(i) != rows.GapID {
-			e.said[i] = e.say(&t.Sets[i])
+			e.contents[i] = e.contentOf(&t.Sets[i])
 		}
 	}
 	var last *entry // the one that goes on
 	for p := range t.Pieces(bounds) {
-		s := &e.said[p.Set]
+		s := &e.contents[p.Set]
 		reason := s.reason
 		if s.plt && (p.Lo%pltBlock != 0 || p.Hi-p.Lo < pltBlock) {
 			reason = "a linkage table that is not aligned"
@@ -192,7 +192,7 @@ func (x *entry) encode(abi uint8) (b []byte, n int, info uint8) {
 		width = 1
 	}
 	info = x.info | width
-	add := func(at uint64, s *said, off int64) {
+	add := func(at uint64, s *content, off int64) {
 		switch width {
 		case 0:
 			b = append(b, byte(at))
@@ -205,7 +205,7 @@ func (x *entry) encode(abi uint8) (b []byte, n int, info uint8) {
 		n++
 	}
 	if x.plt {
-		s := x.rows[0].said
+		s := x.rows[0].content
 		if s.pushed > 0 {
 			add(0, s, 0)
 		}
@@ -214,13 +214,13 @@ func (x *entry) encode(abi uint8) (b []byte, n int, info uint8) {
 		}
 		return b, n, info | infoMask
 	}
-	var last *said
+	var last *content
 	for _, r := range x.rows {
-		if last != nil && last.same(r.said) {
+		if last != nil && last.same(r.content) {
 			continue // they differ in other registers
 		}
-		add(uint64(r.at-x.lo), r.said, 0)
-		last = r.said
+		add(uint64(r.at-x.lo), r.content, 0)
+		last = r.content
 	}
 	return b, n, info
 }

@@ -104,13 +104,10 @@ func Open(img *module.Image) (*Table, error) {
 
 // of sets what depends on the machine; false if no machine has such information.
 func (t *Table) of(m *arch.Machine) bool {
-	t.dwarf = x86DWARF
-	switch m.ELF {
-	case arch.EM_X86_64:
-		t.rules = amd64Set
-	case arch.EM_386:
-		t.rules = i386Set
-	case arch.EM_AARCH64:
+	switch {
+	case m.CompactSaves != nil:
+		t.rules, t.dwarf = x86Set, x86DWARF
+	case m.CompactPairs != nil:
 		t.rules, t.dwarf = arm64Set, arm64DWARF
 	default:
 		return false

@@ -21,25 +21,9 @@ const (
 	arm64Frame   = 0x04000000
 )
 
-// An x86 is what x86-64 and i386 differ in.
-type x86 struct {
-	word   int64       // bytes
-	saved  [7]arch.Reg // by the number in an encoding; the first is not one of them
-	fp, sp arch.Reg
-	ra     arch.Reg
-}
-
-var (
-	amd64 = x86{8, [7]arch.Reg{0, 3, 12, 13, 14, 15, 6}, 6, 7, 16} // rbx r12 r13 r14 r15 rbp
-	i386  = x86{4, [7]arch.Reg{0, 3, 1, 2, 7, 6, 5}, 5, 4, 8}      // ebx ecx edx edi esi ebp
-)
-
-func amd64Set(t *Table, e *Entry) (rows.Set, error) { return amd64.set(t, e) }
-func i386Set(t *Table, e *Entry) (rows.Set, error)  { return i386.set(t, e) }
-
 // large says whether the size of a function's frame is in its code.
 func (t *Table) large(encoding uint32) bool {
-	return t.machine.ELF != arch.EM_AARCH64 && encoding&modeMask == x86Large
+	return t.machine.CompactSaves != nil && encoding&modeMask == x86Large
 }
 
 // largeSize returns the number that the function's prologue subtracts from the stack pointer.
@@ -52,22 +36,22 @@ func (t *Table) largeSize(e *Entry) (int64, error) {
 	return int64(t.order.Uint32(b)), nil
 }
 
-// set makes the rules of an encoding.
-func (x *x86) set(t *Table, e *Entry) (rows.Set, error) {
-	w := x.word
-	set := rows.Set{RA: x.ra, Flags: rows.SyncOnly, Rules: []rows.Rule{{Of: x.ra, Kind: rows.Offset, Off: -w}}}
+// x86Set makes the rules of an encoding of x86-64 or i386.
+func x86Set(t *Table, e *Entry) (rows.Set, error) {
+	m, w := t.machine, int64(t.machine.WordSize())
+	set := rows.Set{RA: m.RA, Flags: rows.SyncOnly, Rules: []rows.Rule{{Of: m.RA, Kind: rows.Offset, Off: -w}}}
 	code := e.Encoding
 	save := func(number int, off int64) error {
-		if number < 1 || number > 6 {
+		if number < 1 || number > len(m.CompactSaves) {
 			return fmt.Errorf("saved register %d: %w", number, module.ErrMalformed)
 		}
-		set.Rules = append(set.Rules, rows.Rule{Of: x.saved[number], Kind: rows.Offset, Off: off})
+		set.Rules = append(set.Rules, rows.Rule{Of: m.CompactSaves[number-1], Kind: rows.Offset, Off: off})
 		return nil
 	}
 	switch code & modeMask {
 	case x86Frame:
 		// (cfa, ra, fp) = (fp+2w, *(cfa-w), *(cfa-2w)); register i is at fp - n·w + i·w.
-		set.CFA = rows.CFA{Kind: rows.CFAReg, Reg: x.fp, Off: 2 * w}
+		set.CFA = rows.CFA{Kind: rows.CFAReg, Reg: m.FP, Off: 2 * w}
 		if err := save(6, -2*w); err != nil {
 			return set, err
 		}
@@ -91,7 +75,7 @@ func (x *x86) set(t *Table, e *Entry) (rows.Set, error) {
 			size = n + int64(code>>13&7)*w
 		}
 		// (cfa, ra) = (sp+size, *(cfa-w)); the registers are below the return address, the last one next to it.
-		set.CFA = rows.CFA{Kind: rows.CFAReg, Reg: x.sp, Off: size}
+		set.CFA = rows.CFA{Kind: rows.CFAReg, Reg: m.SP, Off: size}
 		numbers, err := permuted(int(code>>10&7), code&0x3ff)
 		if err != nil {
 			return set, err
@@ -147,35 +131,30 @@ func permuted(n int, permutation uint32) ([]int, error) {
 	return numbers, nil
 }
 
-// arm64Pairs are the pairs of registers that an encoding can name, by their bits, in the order in which they lie below the frame record or the CFA.
-var arm64Pairs = []struct {
-	bit   uint32
-	first arch.Reg // the second is the next one
-}{{0x001, 19}, {0x002, 21}, {0x004, 23}, {0x008, 25}, {0x010, 27}, {0x100, 72}, {0x200, 74}, {0x400, 76}, {0x800, 78}}
-
+// arm64Set makes the rules of an encoding of arm64.
 func arm64Set(t *Table, e *Entry) (rows.Set, error) {
-	const fp, ra, sp = 29, 30, 31
-	set := rows.Set{RA: ra, Flags: rows.SyncOnly}
+	m := t.machine
+	set := rows.Set{RA: m.RA, Flags: rows.SyncOnly}
 	code := e.Encoding
 	at := int64(0)
 	switch code & modeMask {
 	case arm64Frame:
 		// (cfa, ra, fp) = (fp+16, *(cfa-8), *(cfa-16))
-		set.CFA = rows.CFA{Kind: rows.CFAReg, Reg: fp, Off: 16}
-		set.Rules = []rows.Rule{{Of: fp, Kind: rows.Offset, Off: -16}, {Of: ra, Kind: rows.Offset, Off: -8}}
+		set.CFA = rows.CFA{Kind: rows.CFAReg, Reg: m.FP, Off: 16}
+		set.Rules = []rows.Rule{{Of: m.FP, Kind: rows.Offset, Off: -16}, {Of: m.RA, Kind: rows.Offset, Off: -8}}
 		at = -16
 	case arm64NoFrame:
 		// (cfa, ra) = (sp+size, ra). The registers lie below the CFA: so compilers save them, and so call frame information says. LLVM's
 		// libunwind reads them 8 bytes above.
-		set.CFA = rows.CFA{Kind: rows.CFAReg, Reg: sp, Off: int64(code>>12&0xfff) * 16}
+		set.CFA = rows.CFA{Kind: rows.CFAReg, Reg: m.SP, Off: int64(code>>12&0xfff) * 16}
 	case arm64DWARF, 0:
 		return rows.Set{}, nil
 	default:
 		return set, fmt.Errorf("mode %d: %w", code&modeMask>>24, module.ErrUnsupported)
 	}
-	for _, p := range arm64Pairs {
-		if code&p.bit != 0 {
-			set.Rules = append(set.Rules, rows.Rule{Of: p.first, Kind: rows.Offset, Off: at - 8}, rows.Rule{Of: p.first + 1, Kind: rows.Offset, Off: at - 16})
+	for _, p := range m.CompactPairs {
+		if code&p.Bit != 0 {
+			set.Rules = append(set.Rules, rows.Rule{Of: p.First, Kind: rows.Offset, Off: at - 8}, rows.Rule{Of: p.First + 1, Kind: rows.Offset, Off: at - 16})
 			at -= 16
 		}
 	}

@@ -132,7 +132,7 @@ func (f *Config) read() (err error) {
 				err = f.c.Flags().Set(flag.Name, w)
 			}
 			if err != nil {
-				err = f.Blame(flagError(f.c, err, nil))
+				err = f.Attribute(flagError(f.c, err, nil))
 				return
 			}
 		}
@@ -154,8 +154,8 @@ func (f *Config) read() (err error) {
 	return nil
 }
 
-// Blame returns an error that begins with a flag as one that begins with the place that the flag's value is from, if that is not the command line.
-func (f *Config) Blame(err error) error {
+// Attribute returns an error that begins with a flag as one that begins with the place that the flag's value is from, if that is not the command line.
+func (f *Config) Attribute(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -279,7 +279,7 @@ func flagWords(v any) (out []string, err error) {
 }
 
 // told matches what a flag's description says of a default that pflag does not know: a value, or, behind a colon, words.
-var told = regexp.MustCompile(`\(default(:?) ([^()]*)\)$`)
+var statedDefault = regexp.MustCompile(`\(default(:?) ([^()]*)\)$`)
 
 // Write writes the flags that are set, as a file that --config takes, then as comments the defaults of others: to be set can mean more than the value.
 func (f *Config) Write(w io.Writer) error {
@@ -293,7 +293,7 @@ func (f *Config) Write(w io.Writer) error {
 		} else if !slices.Contains(zero, flag.DefValue) {
 			unset.WriteString("# ")
 			err = cmp.Or(err, writeValue(&unset, flag, flag.DefValue))
-		} else if d := told.FindStringSubmatch(flag.Usage); d != nil && d[1] != "" {
+		} else if d := statedDefault.FindStringSubmatch(flag.Usage); d != nil && d[1] != "" {
 			fmt.Fprintf(&unset, "# %s: %s\n", flag.Name, d[2])
 		} else if d != nil {
 			unset.WriteString("# ")

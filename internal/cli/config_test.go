@@ -144,14 +144,14 @@ func TestBlame(t *testing.T) {
 		"name an engine":              "name an engine",
 	} {
 		exit := (*Exit)(nil)
-		if err := f.Blame(Usage("%s", text)); err.Error() != want || !errors.As(err, &exit) || exit.Status != 2 {
+		if err := f.Attribute(Usage("%s", text)); err.Error() != want || !errors.As(err, &exit) || exit.Status != 2 {
 			t.Errorf("%s: %v, want %s", text, err, want)
 		}
-		if err := f.Blame(errors.New(text)); err.Error() != want || errors.As(err, &exit) {
+		if err := f.Attribute(errors.New(text)); err.Error() != want || errors.As(err, &exit) {
 			t.Errorf("%s: %v, want %s", text, err, want)
 		}
 	}
-	if err := f.Blame(nil); err != nil {
+	if err := f.Attribute(nil); err != nil {
 		t.Error(err)
 	}
 }

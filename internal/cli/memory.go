@@ -13,7 +13,7 @@ import (
 const lateCollection = 64 << 20
 
 // CollectLate puts off the first garbage collection until lateCollection bytes are held. Go begins to collect at 4 MB: a report of 10,000 samples
-// has then been collected five times, a tenth of its time, for 5 MB less. From the first collection on all is as usual, so memory has the usual
+// has then been collected five times, a tenth of its time, for 8 MB less. From the first collection on all is as usual, so memory has the usual
 // bound. GOGC and GOMEMLIMIT have precedence.
 func CollectLate() {
 	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {

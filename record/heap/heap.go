@@ -33,7 +33,7 @@ type Plan struct {
 type Options struct {
 	Mods     *modules.Set                   // have the tables by which stacks are walked
 	Names    *names.Namer                   // names what the stacks have
-	Say      func(note string)              // is told at once what people should know
+	Notify   func(note string)              // is told at once what people should know
 	Snapshot func(p *profile.Profile) error // gets a profile of what was allocated so far
 }
 

@@ -42,7 +42,7 @@ func preload(ctx context.Context, p Plan, o Options) (*Result, error) {
 			err = o.Snapshot(snapshot)
 		}
 		if err != nil {
-			o.Say(fmt.Sprintf("a snapshot: %v", err))
+			o.Notify(fmt.Sprintf("a snapshot: %v", err))
 		}
 	})
 	if err != nil {

@@ -33,18 +33,18 @@ func probe(ctx context.Context, p Plan, o Options) (*Result, error) {
 		return nil, err
 	}
 	defer live.Close()
-	for _, note := range told(live.Heap()) {
-		o.Say(note)
+	for _, note := range publisherNotes(live.Heap()) {
+		o.Notify(note)
 	}
 	for _, path := range live.Heap().Allocators {
-		o.Say(fmt.Sprintf("probes at %s: each allocation stops the process twice, each free once, for 1 to 3 µs each time", path))
+		o.Notify(fmt.Sprintf("probes at %s: each allocation stops the process twice, each free once, for 1 to 3 µs each time", path))
 	}
 	for _, path := range live.Heap().Unseen {
-		o.Say(fmt.Sprintf("%s has an operator new that does not call malloc: it is not recorded, because a probe would end the program where it throws; without -p it is", path))
+		o.Notify(fmt.Sprintf("%s has an operator new that does not call malloc: it is not recorded, because a probe would end the program where it throws; without -p it is", path))
 	}
 	s := live.Session(record.Options{Mods: o.Mods, Names: o.Names})
 	if err := live.Drop(o.Names); err != nil {
-		o.Say(err.Error())
+		o.Notify(err.Error())
 	}
 	b := profile.NewBuilder()
 	var first, due uint64 // of the samples; the next snapshot's time
@@ -64,7 +64,7 @@ func probe(ctx context.Context, p Plan, o Options) (*Result, error) {
 			info := s.Info
 			info.Every, info.Duration = p.Period, time.Duration(x.Time-first)
 			if err := o.Snapshot(probed(b.Profile(o.Names, info), live.Heap().Tellers)); err != nil {
-				o.Say(fmt.Sprintf("a snapshot: %v", err))
+				o.Notify(fmt.Sprintf("a snapshot: %v", err))
 			}
 		}
 		weigh(x, p.Period)
@@ -82,8 +82,8 @@ func probe(ctx context.Context, p Plan, o Options) (*Result, error) {
 			profile.Comma(n.Allocations+n.Returns+n.Frees)))
 	}
 	if len(n.Publishers) > 0 {
-		out.EndNotes = append(out.EndNotes, fmt.Sprintf("the processes' own probes reported %s and %s of these freed: %s stops", profile.Count(n.Told, "sample", "samples"),
-			profile.Comma(n.ToldFrees), profile.Comma(n.Told+n.ToldFrees)))
+		out.EndNotes = append(out.EndNotes, fmt.Sprintf("the processes' own probes reported %s and %s of these freed: %s stops", profile.Count(n.Published, "sample", "samples"),
+			profile.Comma(n.PublishedFrees), profile.Comma(n.Published+n.PublishedFrees)))
 	}
 	return out, nil
 }
@@ -109,8 +109,8 @@ func askedFor() (at *atomic.Uint64, stop func()) {
 	return at, func() { signal.Stop(signals); close(done) }
 }
 
-// told says what comes from the probes that processes have themselves.
-func told(n ebpf.HeapStats) (out []string) {
+// publisherNotes says what comes from the probes that processes have themselves.
+func publisherNotes(n ebpf.HeapStats) (out []string) {
 	for _, p := range n.Publishers {
 		note := p.Path + " reports its own samples by otel_memory probes (USDT): these are recorded, in place of its allocators' calls, and --heap-period changes nothing"
 		if !p.Frees {

@@ -453,7 +453,7 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 		err = p.set("wakes", uint32(1))
 	}
 	if p.prog == "on_alloc" {
-		progs = append(progs, "on_alloc_return", "on_free", "on_told", "on_told_free")
+		progs = append(progs, "on_alloc_return", "on_free", "on_published", "on_told_free")
 	}
 	if err == nil {
 		p.more, err = p.load(progs...)
@@ -603,8 +603,8 @@ func (p *Program) Begin(records []byte) <-chan struct{} {
 	return p.track.begin(records)
 }
 
-// Saw implements perfevent.Program.
-func (p *Program) Saw(raw []byte) {
+// Observe implements perfevent.Program.
+func (p *Program) Observe(raw []byte) {
 	if p.names != nil {
 		p.name(raw)
 	}

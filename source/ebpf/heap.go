@@ -318,7 +318,7 @@ func (p *Program) attachAllocator(a *allocator, pid int) error {
 type quota struct {
 	Left                        int64
 	Allocations, Frees, Returns uint64
-	Told, ToldFrees             uint64
+	Published, PublishedFrees   uint64
 }
 
 // HeapStats says what probes of Heap have seen.
@@ -329,7 +329,7 @@ type HeapStats struct {
 	Tellers                     []int32     // the processes that have them
 	Unread                      []error     // why there are probes that are not read
 	Allocations, Returns, Frees uint64      // calls, each a trap of the process
-	Told, ToldFrees             uint64      // samples that processes said that they took, and freed; each a trap, too
+	Published, PublishedFrees   uint64      // samples that processes said that they took, and freed; each a trap, too
 }
 
 // A Publisher is a file whose probes say what a process samples.
@@ -345,7 +345,7 @@ func (p *Program) HeapStats() HeapStats {
 	if p.more != nil && p.more.Maps["quotas"] != nil && p.more.Maps["quotas"].Lookup(uint32(0), &per) == nil {
 		for _, q := range per {
 			s.Allocations, s.Returns, s.Frees = s.Allocations+q.Allocations, s.Returns+q.Returns, s.Frees+q.Frees
-			s.Told, s.ToldFrees = s.Told+q.Told, s.ToldFrees+q.ToldFrees
+			s.Published, s.PublishedFrees = s.Published+q.Published, s.PublishedFrees+q.PublishedFrees
 		}
 	}
 	return s
@@ -355,7 +355,7 @@ func (p *Program) HeapStats() HeapStats {
 type allocation struct {
 	ID, Size, Weight uint64
 	PID, TID         int32
-	Told, _          uint32
+	Published, _     uint32
 }
 
 type call struct {

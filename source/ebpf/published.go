@@ -60,11 +60,11 @@ func argumentOf(a usdt.Argument) argument {
 type publisher struct {
 	path        string
 	file        *os.File // of it, open
-	alloc, free []told
+	alloc, free []probeAt
 }
 
-// A told is a place of a probe.
-type told struct {
+// A probeAt is a place of a probe.
+type probeAt struct {
 	off, semaphore uint64
 	args           arguments
 }
@@ -111,7 +111,7 @@ func publisherOf(img *module.Image) (*publisher, error) {
 	}
 	for i := range list {
 		one := &list[i]
-		t := told{off: one.Off, semaphore: one.Semaphore}
+		t := probeAt{off: one.Off, semaphore: one.Semaphore}
 		takes := 0
 		switch one.Name {
 		case memoryAlloc:
@@ -152,7 +152,7 @@ func (p *Program) attachPublisher(pub *publisher, pid int) error {
 	if err != nil {
 		return err
 	}
-	attach := func(name, program string, all []told) error {
+	attach := func(name, program string, all []probeAt) error {
 		for i := range all {
 			number := uint32(p.probes)
 			if number == maxProbes {
@@ -179,5 +179,5 @@ func (p *Program) attachPublisher(pub *publisher, pid int) error {
 	if err := attach(memoryFree, "on_told_free", pub.free); err != nil {
 		return err
 	}
-	return attach(memoryAlloc, "on_told", pub.alloc)
+	return attach(memoryAlloc, "on_published", pub.alloc)
 }

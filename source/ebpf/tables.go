@@ -176,14 +176,14 @@ func (t *tables) add(mod *unwind.Module) *table {
 		}
 		t.waiting = append(t.waiting, l)
 		t.turn.Unlock()
-		t.hire()
+		t.compileNext()
 	}
 	return l
 }
 
-// hire has the modules that wait compiled. Nobody waits for the goroutines in the end: a file may take for ever to be read. One that takes long
+// compileNext has the modules that wait compiled. Nobody waits for the goroutines in the end: a file may take for ever to be read. One that takes long
 // keeps others waiting only until then, unless there are very many such files.
-func (t *tables) hire() {
+func (t *tables) compileNext() {
 	t.turn.Lock()
 	defer t.turn.Unlock()
 	if l := t.next(); l != nil {
@@ -303,7 +303,7 @@ func (t *tables) settle() {
 	for _, l := range made {
 		t.forget(l)
 	}
-	t.hire()
+	t.compileNext()
 	for _, d := range done {
 		l := d.table
 		l.in, l.bad, l.busy, l.since = d.err == nil, d.err != nil, false, monotonic()

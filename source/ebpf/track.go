@@ -203,7 +203,7 @@ func (t *tracker) run() {
 		clear(touched)
 		n := 0
 		for ; n < len(held) && held[n].time < until; n++ {
-			if t.dec.Decode(held[n].raw, &r) != nil || t.members.Has(r.PID) && t.world.Told(&r) || !t.members.Apply(&r) {
+			if t.dec.Decode(held[n].raw, &r) != nil || t.members.Has(r.PID) && t.world.Redundant(&r) || !t.members.Apply(&r) {
 				continue
 			}
 			t.bounds.follow(&r)

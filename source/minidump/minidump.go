@@ -318,75 +318,39 @@ func (f *File) system(l location) error {
 	return nil
 }
 
-// A layout says where a context (CONTEXT of winnt.h, MDRawContext of Breakpad) has registers, by their numbers in DWARF.
-type layout struct {
-	size    uint64 // bytes of a register
-	regs    []uint16
-	at      []uint64
-	flags   uint64   // where ContextFlags are
-	cpus    []uint32 // the machine's bits of them; some writers have another
-	control []uint16 // the registers of CONTEXT_CONTROL; CONTEXT_INTEGER has the others
-}
-
 const (
 	contextControl = 1 // and the machine's bits
 	contextInteger = 2
 )
 
-// layoutOf returns the layout of a machine's contexts.
-func layoutOf(m *arch.Machine) layout {
-	run := func(from, step uint64, n int) (out []uint64) {
-		for i := range n {
-			out = append(out, from+uint64(i)*step)
-		}
-		return out
-	}
-	numbers := func(n int) (out []uint16) {
-		for i := range n {
-			out = append(out, uint16(i))
-		}
-		return out
-	}
-	switch m {
-	case arch.I386:
-		return layout{4, numbers(9), []uint64{0xb0, 0xac, 0xa8, 0xa4, 0xc4, 0xb4, 0xa0, 0x9c, 0xb8}, 0, []uint32{0x10000}, []uint16{4, 5, 8}} // esp, ebp, eip
-	case arch.ARM:
-		return layout{4, numbers(16), run(4, 4, 16), 0, []uint32{0x200000, 0x40000000}, []uint16{13, 14, 15}} // sp, lr, pc
-	case arch.ARM64, arch.WindowsARM64:
-		return layout{8, numbers(33), run(8, 8, 33), 0, []uint32{0x400000, 0x80000000}, []uint16{29, 30, 31, 32}} // of x0 to x30, sp, pc: fp, lr, sp, pc
-	}
-	return layout{8, numbers(17), append([]uint64{0x78, 0x88, 0x80, 0x90, 0xa8, 0xb0, 0xa0, 0x98}, append(run(0xb8, 8, 8), 0xf8)...),
-		0x30, []uint32{0x100000}, []uint16{7, 16}} // rsp, rip
-}
-
 // registers reads a context of the machine; false if it is another's, or has no program counter.
 func (f *File) registers(b []byte, s *unwind.Snapshot) bool {
-	c := layoutOf(f.Machine)
-	if uint64(len(b)) < c.flags+4 {
+	c, size := f.Machine.Context, f.Machine.WordSize()
+	if c == nil || uint64(len(b)) < c.Flags+4 {
 		return false
 	}
-	flags := le.Uint32(b[c.flags:])
-	if !slices.ContainsFunc(c.cpus, func(cpu uint32) bool { return flags&cpu != 0 }) {
+	flags := le.Uint32(b[c.Flags:])
+	if !slices.ContainsFunc(c.CPUs, func(cpu uint32) bool { return flags&cpu != 0 }) {
 		return false
 	}
 	// Breakpad has no control registers of Arm: its integer registers are all.
 	all := flags&contextInteger != 0 && flags&(0x40000000|0x80000000) != 0
-	for i, at := range c.at {
+	for i, at := range c.At {
 		need := uint32(contextInteger)
-		if slices.Contains(c.control, c.regs[i]) {
+		if slices.Contains(c.Control, c.Regs[i]) {
 			need = contextControl
 		}
 		if flags&need == 0 && !all {
 			continue
 		}
-		if uint64(len(b)) < at+c.size {
+		if uint64(len(b)) < at+size {
 			return false
 		}
 		v := uint64(le.Uint32(b[at:]))
-		if c.size == 8 {
+		if size == 8 {
 			v = le.Uint64(b[at:])
 		}
-		if slot := f.Machine.Slot(arch.Reg(c.regs[i])); slot != arch.NoSlot {
+		if slot := f.Machine.Slot(c.Regs[i]); slot != arch.NoSlot {
 			s.Regs[slot] = v
 			s.Known |= 1 << slot
 		}

@@ -144,11 +144,11 @@ func (d *dump) build() []byte {
 
 // contextOf is what a dump has of registers.
 func contextOf(m *arch.Machine, get func(arch.Reg) uint64) []byte {
-	c := layoutOf(m)
+	c := m.Context
 	b := make([]byte, 1232)
-	le.PutUint32(b[c.flags:], c.cpus[0]|contextControl|contextInteger)
-	for i, at := range c.at {
-		if v := get(arch.Reg(c.regs[i])); c.size == 4 {
+	le.PutUint32(b[c.Flags:], c.CPUs[0]|contextControl|contextInteger)
+	for i, at := range c.At {
+		if v := get(c.Regs[i]); m.WordSize() == 4 {
 			le.PutUint32(b[at:], uint32(v))
 		} else {
 			le.PutUint64(b[at:], v)
@@ -220,8 +220,8 @@ func TestMachines(t *testing.T) {
 				t.Fatalf("%s, PID %d, %+v", f.Machine.Name, f.PID, f.Threads)
 			}
 			s := &f.Threads[0].Snapshot
-			for _, r := range layoutOf(c.m).regs {
-				if slot := c.m.Slot(arch.Reg(r)); slot != arch.NoSlot && (s.Regs[slot] != get(arch.Reg(r)) || s.Known>>slot&1 == 0) {
+			for _, r := range c.m.Context.Regs {
+				if slot := c.m.Slot(r); slot != arch.NoSlot && (s.Regs[slot] != get(r) || s.Known>>slot&1 == 0) {
 					t.Errorf("%s: register %d is %#x", c.m.Name, r, s.Regs[slot])
 				}
 			}

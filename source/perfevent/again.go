@@ -173,7 +173,7 @@ func (r *Recorder) again() bool {
 			}
 			if p.pids = p.pids[1:]; len(p.pids) == 0 {
 				p.found = r.concerned(p.origins)
-				r.disown(&s, p.origins, p.found)
+				r.reportReused(&s, p.origins, p.found)
 			}
 		case len(p.pids) > 0:
 			r.read(&s, p.pids[0], origin{})
@@ -301,9 +301,9 @@ func (p *repair) start(pid int32, at uint64) {
 	p.began[pid] = at
 }
 
-// disown says of processes that have the numbers of recorded ones and are others that they have begun, by whom: their own FORK records were lost, and
+// reportReused says of processes that have the numbers of recorded ones and are others that they have begun, by whom: their own FORK records were lost, and
 // so may be the EXIT records of those before them.
-func (r *Recorder) disown(s *synth, procs map[int]origin, concerned []int) {
+func (r *Recorder) reportReused(s *synth, procs map[int]origin, concerned []int) {
 	for pid, is := range procs {
 		if r.kin.Has(int32(pid)) && !r.member(pid, is.start) && !slices.Contains(concerned, pid) {
 			s.time = monotonic()

@@ -233,7 +233,7 @@ func TestConcerned(t *testing.T) {
 	}{{nil, []int32{10}}, {[]int{10}, nil}} {
 		s := synth{dec: source.NewDecoder()}
 		s.dec.AddAttr(&source.Attr{SampleType: source.SampleTID | source.SampleTime, Flags: source.FlagSampleIDAll}, nil, "")
-		r.disown(&s, procs, c.found)
+		r.reportReused(&s, procs, c.found)
 		members, left := source.NewTree([]int32{10, 20}).Members(), []int32(nil)
 		for len(s.b) > 0 {
 			var raw []byte
@@ -278,7 +278,7 @@ func TestStranger(t *testing.T) {
 		for repair := range 2 {
 			found := r.concerned(procs)
 			s := r.repairing(nil)
-			r.disown(&s, procs, found)
+			r.reportReused(&s, procs, found)
 			r.write(&s)
 			r.flush()
 			if !slices.Equal(found, []int{11}) || r.member(10, procs[10].start) {

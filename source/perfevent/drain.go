@@ -248,7 +248,7 @@ func (r *Recorder) flush() {
 			r.ids.identify(raw, r.dec, &r.rec)
 		}
 		if r.program != nil {
-			r.program.Saw(raw)
+			r.program.Observe(raw)
 		}
 		switch binary.LittleEndian.Uint32(raw) {
 		case source.RecordSample:

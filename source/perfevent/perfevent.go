@@ -96,9 +96,9 @@ type Program interface {
 	// the kernel can walk the stacks of all of them.
 	Begin(records []byte) (known <-chan struct{})
 
-	// Saw is called with each record of the kernel's, in the order of the rings. It must not keep raw. Calls can come before
+	// Observe is called with each record of the kernel's, in the order of the rings. It must not keep raw. Calls can come before
 	// Begin's.
-	Saw(raw []byte)
+	Observe(raw []byte)
 
 	// Samples is called after each round over the rings, which began at a time of CLOCK_MONOTONIC: what is older has been
 	// seen. It writes records of samples, with the ID source.WalkedID and as the event's Attr.Walked has them, into memory that

@@ -143,7 +143,7 @@ func TestRingStacks(t *testing.T) {
 // A someProgram stands for a program that has no samples.
 type someProgram struct{ Program }
 
-func (someProgram) Saw([]byte) {}
+func (someProgram) Observe([]byte) {}
 
 // TestCopyLimit: where the kernel walks, copies get smaller as more of them wait, and as large again when they have gone. What else waits changes
 // nothing: others' stacks stay whole.

@@ -39,13 +39,13 @@ type thread struct {
 
 // A proc is a process. Its files are opened at the first sample.
 type proc struct {
-	pid     int
-	threads map[int]*thread
-	maps    *os.File
-	statm   *os.File
-	size    string             // what statm said when the mappings were read
-	read    time.Time          // when that was
-	told    map[mapping]string // executable mappings that have been reported, with their names
+	pid      int
+	threads  map[int]*thread
+	maps     *os.File
+	statm    *os.File
+	size     string             // what statm said when the mappings were read
+	read     time.Time          // when that was
+	reported map[mapping]string // executable mappings that have been reported, with their names
 
 	stack    span   // of its first thread
 	writable []span // mappings that belong to no file, in order
@@ -70,7 +70,7 @@ func (r *Recorder) add(rec *source.Record) { r.out = r.dec.Append(r.out, 0, rec)
 func (r *Recorder) insert(pid, tid int) *thread {
 	p := r.procs[pid]
 	if p == nil {
-		p = &proc{pid: pid, threads: map[int]*thread{}, told: map[mapping]string{}}
+		p = &proc{pid: pid, threads: map[int]*thread{}, reported: map[mapping]string{}}
 		r.procs[pid] = p
 	}
 	open := func(name string) int {
@@ -126,11 +126,11 @@ func (r *Recorder) known(tid int) *thread {
 	if th := r.threads[tid]; th != nil {
 		return th
 	}
-	return r.born(tid, nil)
+	return r.addThread(tid, nil)
 }
 
-// born reports a new thread or process. parent may not be known yet: the child may be heard of first.
-func (r *Recorder) born(tid int, parent *thread) *thread {
+// addThread reports a new thread or process. parent may not be known yet: the child may be heard of first.
+func (r *Recorder) addThread(tid int, parent *thread) *thread {
 	if th := r.threads[tid]; th != nil {
 		return th
 	}
@@ -152,7 +152,7 @@ func (r *Recorder) born(tid int, parent *thread) *thread {
 	th.fresh = true
 	r.ready = append(r.ready, th)
 	if fresh && parent != nil {
-		th.proc.told = maps.Clone(parent.proc.told) // as the child's address space is a copy
+		th.proc.reported = maps.Clone(parent.proc.reported) // as the child's address space is a copy
 	}
 	if tid != r.pid {
 		r.add(&rec)
@@ -172,7 +172,7 @@ func (r *Recorder) exec(th *thread, former int) {
 	}
 	p := th.proc
 	p.close()
-	clear(p.told)
+	clear(p.reported)
 	if th.wanted {
 		th.wanted = false
 		r.lose()
@@ -280,7 +280,7 @@ func (r *Recorder) sample(th *thread) {
 		rec.StackDyn = uint64(half)
 		stack = source.AppendOther(slices.Clip(stack[:half]), own)
 	}
-	r.told++
+	r.counted++
 	r.out = source.AppendCopy(r.out, &r.attr, &rec, nil, ptrace.Machine, regs.Regs[:], stack)
 }
 
@@ -318,7 +318,7 @@ func (r *Recorder) home(th *thread, regs *ptrace.Registers, stack []byte) (p sou
 func (r *Recorder) lose() {
 	r.lost.Add(1)
 	r.unsaid++
-	r.told++
+	r.counted++
 }
 
 func (r *Recorder) stackBuf() []byte {
@@ -353,8 +353,8 @@ func (p *proc) replaced(pc uint64) bool {
 	if !ok || m.Prot&procfs.Exec == 0 {
 		return false
 	}
-	_, told := p.told[mapping{m.Lo, m.Hi, m.Off, m.Inode}]
-	return !told
+	_, ok = p.reported[mapping{m.Lo, m.Hi, m.Off, m.Inode}]
+	return !ok
 }
 
 // remap reports the executable mappings that have not been reported.
@@ -370,7 +370,7 @@ func (r *Recorder) remap(p *proc, time uint64) {
 	if err != nil {
 		return
 	}
-	there := make(map[mapping]string, len(p.told))
+	there := make(map[mapping]string, len(p.reported))
 	p.stack, p.writable = span{}, p.writable[:0]
 	for i := range list {
 		m := &list[i]
@@ -385,11 +385,11 @@ func (r *Recorder) remap(p *proc, time uint64) {
 		}
 		key := mapping{m.Lo, m.Hi, m.Off, m.Inode}
 		there[key] = m.Name
-		if name, ok := p.told[key]; !ok || name != m.Name {
+		if name, ok := p.reported[key]; !ok || name != m.Name {
 			r.mmap(p, m, time)
 		}
 	}
-	p.told = there
+	p.reported = there
 }
 
 func (r *Recorder) mmap(p *proc, m *procfs.Mapping, time uint64) {

@@ -35,7 +35,7 @@ func TestReplaced(t *testing.T) {
 
 	r := &Recorder{dec: source.NewDecoder()}
 	r.dec.AddAttr(&source.Attr{Flags: source.FlagMmap2 | source.FlagSampleIDAll}, nil, "")
-	p := &proc{pid: os.Getpid(), told: map[mapping]string{}}
+	p := &proc{pid: os.Getpid(), reported: map[mapping]string{}}
 	defer p.close()
 	for _, name := range []string{"a.so", "b.so", "b.so"} {
 		path := filepath.Join(t.TempDir(), name)

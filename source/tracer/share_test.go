@@ -277,7 +277,7 @@ func TestSettle(t *testing.T) {
 		{},
 	} {
 		r := quiet(os.Getpid())
-		r.spent, r.told = c.ticks*r.tick+r.tick/2, c.told
+		r.spent, r.counted = c.ticks*r.tick+r.tick/2, c.told
 		for i := range int(c.not) {
 			r.threads[i] = &thread{tid: i, wanted: true}
 		}

@@ -44,7 +44,7 @@ type tracer struct {
 	used     time.Duration // by this thread, until then
 	missed   time.Duration // for which threads have run without being sampled, because this thread came late: a tick of it is a lost sample
 	spent    time.Duration // for which all threads have run
-	told     uint64        // samples of that, and what is counted as lost
+	counted  uint64        // samples of that, and what is counted as lost
 }
 
 func (t *tracer) init() {
@@ -256,7 +256,7 @@ func (r *Recorder) handle(s ptrace.Stop) {
 	switch s.Event() {
 	case unix.PTRACE_EVENT_CLONE, unix.PTRACE_EVENT_FORK, unix.PTRACE_EVENT_VFORK:
 		if child, err := ptrace.EventMsg(s.TID); err == nil {
-			r.born(child, th)
+			r.addThread(child, th)
 		}
 	case unix.PTRACE_EVENT_EXEC:
 		if former, err := ptrace.EventMsg(s.TID); err == nil {

@@ -18,7 +18,7 @@ import (
 )
 
 // A thread that runs on another processor goes on for microseconds after it has been asked to stop, until an interrupt comes. If it leaves
-// a system call meanwhile, it stops there: calls that take 1 % of the time would get 40 % of the samples. So the tracer sleeps on the
+// a system call meanwhile, it stops there: calls that take 1 % of the time would get 45 % of the samples. So the tracer sleeps on the
 // processor that threads run on. The timer that ends the sleep interrupts one of them, which does not run while the tracer does: it stops
 // where it was interrupted. Others that wait for the processor are left alone: they gave it up earlier, in a system call perhaps.
 
@@ -237,7 +237,7 @@ func (r *Recorder) settle() {
 		}
 	}
 	due := float64(r.spent) / float64(r.tick)
-	lack := due - float64(r.told)
+	lack := due - float64(r.counted)
 	if lack <= 1+3*math.Sqrt(due) {
 		return
 	}
@@ -250,7 +250,7 @@ func (r *Recorder) settle() {
 // others have run, such as the threads that it counts.
 func (r *Recorder) visit(cpu int) (threads int, late bool) {
 	since := r.displaced()
-	r.rouse(cpu)
+	r.wake(cpu)
 	var ran []*thread
 	for _, th := range r.ready {
 		if th.resumed.After(r.next) {
@@ -300,8 +300,8 @@ func (r *Recorder) visit(cpu int) (threads int, late bool) {
 	return len(ran), false
 }
 
-// rouse makes threads ready that have run since they rested. The scheduler has counted the time of one that this thread displaced.
-func (r *Recorder) rouse(cpu int) {
+// wake makes threads ready that have run since they rested. The scheduler has counted the time of one that this thread displaced.
+func (r *Recorder) wake(cpu int) {
 	all := len(r.ready)+len(r.resting) <= maxLooked
 	r.resting = slices.DeleteFunc(r.resting, func(th *thread) bool {
 		switch {

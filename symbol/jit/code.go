@@ -44,7 +44,7 @@ func (p *Process) look() (alive bool) {
 // A Code names the code that one process made, by the process's map and dumps so far. It is safe for concurrent use.
 type Code struct {
 	process Process // under reading
-	said    func(error)
+	notify  func(error)
 	unwind  bool // unwind information only
 
 	reading sync.Mutex   // held while files are read
@@ -91,9 +91,9 @@ func Open(p Process, dumps []string) *Code {
 
 // OpenUnwind is Open for Unwinding alone: names, lines and the map are not read. Whoever is done with it closes it. All that are open share 128 MiB, of
 // which a user takes no more than is left for the others: a dump that would take more is not read. said, if not nil, gets what is wrong with files.
-func OpenUnwind(p Process, dumps []string, said func(error)) *Code {
+func OpenUnwind(p Process, dumps []string, notify func(error)) *Code {
 	c := open(p, dumps)
-	c.unwind, c.said = true, said
+	c.unwind, c.notify = true, notify
 	return c
 }
 
@@ -218,8 +218,8 @@ func (c *Code) refresh(version int64) (changed bool) {
 		err := f.refresh(&c.process, c.unwind)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%s: %w", f.path, err)
-			if c.said != nil {
-				c.said(err)
+			if c.notify != nil {
+				c.notify(err)
 			}
 		} else {
 			err = nil

@@ -8,7 +8,7 @@ import (
 // Processes has the processes that make code, by PID. It is safe for concurrent use.
 type Processes struct {
 	unwind bool
-	said   func(error)
+	notify func(error)
 
 	mu    sync.Mutex
 	procs map[int32]*maker
@@ -30,8 +30,8 @@ const maxProcesses = 1 << 12
 func NewProcesses() *Processes { return &Processes{procs: map[int32]*maker{}} }
 
 // NewUnwindProcesses is NewProcesses, with code that OpenUnwind opens.
-func NewUnwindProcesses(said func(error)) *Processes {
-	return &Processes{procs: map[int32]*maker{}, unwind: true, said: said}
+func NewUnwindProcesses(notify func(error)) *Processes {
+	return &Processes{procs: map[int32]*maker{}, unwind: true, notify: notify}
 }
 
 // maker returns the process of a PID, which is new if none is known. It needs mu.
@@ -101,7 +101,7 @@ func (p *Processes) Code(pid int32) *Code {
 	}
 	m := p.maker(pid)
 	if m.code == nil && p.unwind {
-		m.code = OpenUnwind(m.process, m.dumps, p.said)
+		m.code = OpenUnwind(m.process, m.dumps, p.notify)
 	} else if m.code == nil {
 		m.code = Open(m.process, m.dumps)
 	}

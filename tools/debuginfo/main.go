@@ -29,7 +29,7 @@ type server struct {
 	bucket string // of signed URLs
 }
 
-func (s *server) say(method string, m proto.Message) {
+func (s *server) log(method string, m proto.Message) {
 	s.Lock()
 	defer s.Unlock()
 	b, err := protojson.Marshal(m)
@@ -40,7 +40,7 @@ func (s *server) say(method string, m proto.Message) {
 }
 
 func (s *server) ShouldInitiateUpload(ctx context.Context, r *pb.ShouldInitiateUploadRequest) (*pb.ShouldInitiateUploadResponse, error) {
-	s.say("should", r)
+	s.log("should", r)
 	switch {
 	case r.BuildIdType != pb.BuildIDType_BUILD_ID_TYPE_GNU:
 		return nil, status.Error(codes.InvalidArgument, "no type of the build ID")
@@ -58,7 +58,7 @@ func (s *server) ShouldInitiateUpload(ctx context.Context, r *pb.ShouldInitiateU
 }
 
 func (s *server) InitiateUpload(_ context.Context, r *pb.InitiateUploadRequest) (*pb.InitiateUploadResponse, error) {
-	s.say("initiate", r)
+	s.log("initiate", r)
 	if r.Hash == "" || r.Size == 0 {
 		return nil, status.Error(codes.InvalidArgument, "hash and size must be set")
 	}
@@ -103,7 +103,7 @@ func (s *server) Upload(stream pb.DebuginfoService_UploadServer) error {
 }
 
 func (s *server) MarkUploadFinished(_ context.Context, r *pb.MarkUploadFinishedRequest) (*pb.MarkUploadFinishedResponse, error) {
-	s.say("finished", r)
+	s.log("finished", r)
 	return &pb.MarkUploadFinishedResponse{}, nil
 }
 

@@ -108,6 +108,7 @@ func machine(b *bytes.Buffer, m *arch.Machine) {
 	if len(regs) > 32 {
 		set = "uint64_t"
 	}
+	define("ELF", fmt.Sprint(m.ELF), "the machine's number in ELF files")
 	define("SET", set, "the type of a set of slots")
 	define("SLOT(r)", slotOf(m, len(regs)), "the slot of a register by DWARF's number; at or above SLOTS where it has none")
 	for _, r := range []struct {
@@ -230,10 +231,22 @@ func plainFacts(b *bytes.Buffer, m *arch.Machine, define func(name, value, comme
 		parts = append(parts, fmt.Sprintf("((m) & %#xull) << %d", bits, up))
 	}
 	define("SLOTS_OF(m)", "("+strings.Join(parts, " | ")+")", "the set of slots of a set of saves")
+	for i, r := range m.Args[:min(len(m.Args), 3)] {
+		define(fmt.Sprintf("WORD_ARG_%d", i+1), wordOf(m, r), "which of a thread's words in the kernel has that argument of a function")
+	}
+	define("WORD_SP", wordOf(m, m.SP), "and the stack pointer")
+	define("WORD_RESULT", wordOf(m, m.Syscall.Result), "and what a function returns")
+	define("SYS_MMAP", fmt.Sprint(m.Syscall.Maps[0]), "the number of a system call")
+	define("SYS_MPROTECT", fmt.Sprint(m.Syscall.Maps[1]), "and of another")
 	define("SYSCALL", fmt.Sprintf("%#x", number(m.Syscall.Code)), "the instruction for system calls")
 	define("SYSCALL_CODE", fmt.Sprintf("uint%d_t", 8*len(m.Syscall.Code)), "its type")
 	define("GO_SP", fmt.Sprint(m.Slot(m.GoMove.To)), "the slot of the register in which Go keeps the stack pointer while it calls the vDSO")
 	define("GO_PUSH", fmt.Sprint(m.GoPush), "bytes that Go pushes, the link register first, before interrupted code seems to call")
+}
+
+// wordOf returns which word of a thread's registers has r.
+func wordOf(m *arch.Machine, r arch.Reg) string {
+	return fmt.Sprint(slices.Index(m.UserRegs.Slots, m.Slot(r)))
 }
 
 // number returns code as a number, of its first eight bytes at most.
@@ -273,7 +286,7 @@ func chosen(b *bytes.Buffer) {
 		" * MACHINE(SLOTS) is how many slots it has, and so on.\n */\n")
 	when := "if"
 	choose := func(macro string, m *arch.Machine) {
-		fmt.Fprintf(b, "#%s defined(%s)\n#define MACHINE(fact) UNSPOOL_%s_##fact\n#define MACHINE_ELF %d\n", when, macro, strings.ToUpper(m.Name), m.ELF)
+		fmt.Fprintf(b, "#%s defined(%s)\n#define MACHINE(fact) UNSPOOL_%s_##fact\n#define MACHINE_ELF UNSPOOL_%[3]s_ELF\n", when, macro, strings.ToUpper(m.Name))
 		when = "elif"
 	}
 	for _, m := range arch.Machines() { // first: tests compile the program for other machines

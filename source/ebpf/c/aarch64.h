@@ -32,16 +32,6 @@ static __always_inline int registers_in(struct walk *w, struct pt_regs___kernel 
 	return bpf_probe_read_kernel(w->val, 8 * REGS, regs) == 0;
 }
 
-/* Of a probe's context, by words: arguments of a function, where its stack is, and what it returns. */
-#define ARG_1 0
-#define ARG_2 1
-#define ARG_3 2
-#define ARG_SP 31
-#define RESULT 0
-
-#define SYS_MMAP 222
-#define SYS_MPROTECT 226
-
 /* The system call that ends, and its third argument. */
 static __always_inline void call_of(struct pt_regs___kernel *regs, u64 *call, u64 *third)
 {

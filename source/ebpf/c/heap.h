@@ -19,7 +19,7 @@
 struct object {
 	u64 id, size, weight; /* weight: the bytes that it stands for, as the process says */
 	u32 pid, tid;
-	u32 told, pad; /* told: it says so */
+	u32 published, pad; /* published: it says so */
 };
 
 /* What a thread calls, until it returns: an allocation, and what realloc frees if it does not fail. */
@@ -60,10 +60,10 @@ struct {
 	__type(value, u64);
 } draws SEC(".maps");
 
-/* Of each processor: bytes that are left to its next sample, and how often the process was stopped by a probe; told: by one of its own. */
+/* Of each processor: bytes that are left to its next sample, and how often the process was stopped by a probe; published: by one of its own. */
 struct quota {
 	s64 left;
-	u64 allocations, frees, returns, told, told_frees;
+	u64 allocations, frees, returns, published, published_frees;
 };
 
 struct {
@@ -155,7 +155,7 @@ static __always_inline void tell(struct object *o, u32 pad)
 
 	s.time = bpf_ktime_get_ns();
 	s.period = o->size;
-	if (o->told) {
+	if (o->published) {
 		s.period = o->weight;
 		s.ip = o->size;
 		pad |= SIZED;
@@ -185,15 +185,15 @@ PART int freed(u64 address)
 /* How many bytes a call asks for. */
 static __always_inline u64 size_of(void *ctx, u64 kind)
 {
-	u64 n = word_of(ctx, ARG_1);
+	u64 n = word_of(ctx, MACHINE(WORD_ARG_1));
 
 	switch (kind & SIZE_KINDS) {
 	case SIZE_SECOND:
-		return word_of(ctx, ARG_2);
+		return word_of(ctx, MACHINE(WORD_ARG_2));
 	case SIZE_PRODUCT:
-		return n * word_of(ctx, ARG_2);
+		return n * word_of(ctx, MACHINE(WORD_ARG_2));
 	case SIZE_OUT:
-		return word_of(ctx, ARG_3);
+		return word_of(ctx, MACHINE(WORD_ARG_3));
 	}
 	return n;
 }
@@ -214,8 +214,8 @@ PART int next(void)
 static __attribute__((noinline)) int due(void *ctx)
 {
 	u64 kind = bpf_get_attach_cookie(ctx), thread = bpf_get_current_pid_tgid(), n;
-	struct call *outer = bpf_map_lookup_elem(&allocating, &thread), c = {.sp = word_of(ctx, ARG_SP)};
-	struct place at = {.address = word_of(ctx, ARG_1), .pid = (u32)(thread >> 32)};
+	struct call *outer = bpf_map_lookup_elem(&allocating, &thread), c = {.sp = word_of(ctx, MACHINE(WORD_SP))};
+	struct place at = {.address = word_of(ctx, MACHINE(WORD_ARG_1)), .pid = (u32)(thread >> 32)};
 	struct quota *q = quota_of();
 
 	if (!q)
@@ -257,7 +257,7 @@ static __attribute__((noinline)) int allocates(void *ctx)
 	c->is.id = w->id;
 	c->is.pid = w->s.pid;
 	c->is.tid = w->s.tid;
-	c->out = (kind & SIZE_KINDS) == SIZE_OUT ? word_of(ctx, ARG_1) : 0;
+	c->out = (kind & SIZE_KINDS) == SIZE_OUT ? word_of(ctx, MACHINE(WORD_ARG_1)) : 0;
 	return 0;
 }
 
@@ -312,14 +312,14 @@ int on_alloc(void *ctx)
 SEC("kprobe")
 int on_alloc_return(void *ctx)
 {
-	u64 thread = bpf_get_current_pid_tgid(), address = word_of(ctx, RESULT);
+	u64 thread = bpf_get_current_pid_tgid(), address = word_of(ctx, MACHINE(WORD_RESULT));
 	struct call *is = bpf_map_lookup_elem(&allocating, &thread), c;
 	struct place at = {.pid = (u32)(thread >> 32)};
 	struct quota *q = quota_of();
 
 	if (q)
 		q->returns++;
-	if (!is || word_of(ctx, ARG_SP) < is->sp)
+	if (!is || word_of(ctx, MACHINE(WORD_SP)) < is->sp)
 		return 0;
 	c = *is;
 	bpf_map_delete_elem(&allocating, &thread);
@@ -351,18 +351,18 @@ int on_free(void *ctx)
 
 	if (q)
 		q->frees++;
-	freed(word_of(ctx, ARG_1));
+	freed(word_of(ctx, MACHINE(WORD_ARG_1)));
 	return 0;
 }
 
 /* Takes what a process says of its sample, whose stack is in w. The processor is busy. */
-static __attribute__((noinline)) int told(void *ctx)
+static __attribute__((noinline)) int published(void *ctx)
 {
 	u32 number = (u32)bpf_get_attach_cookie(ctx);
 	struct arguments *a = bpf_map_lookup_elem(&probes, &number);
 	struct place at = {.pid = (u32)(bpf_get_current_pid_tgid() >> 32)};
 	struct walk *w = walk_state();
-	struct object o = {.told = 1};
+	struct object o = {.published = 1};
 
 	if (!a || !w)
 		return 0;
@@ -385,7 +385,7 @@ static __attribute__((noinline)) int told(void *ctx)
 
 /* A process says that it has taken a sample: alloc(pointer, bytes, the bytes that they stand for). */
 SEC("kprobe")
-int on_told(void *ctx)
+int on_published(void *ctx)
 {
 	struct quota *q = quota_of();
 	struct process *p;
@@ -393,7 +393,7 @@ int on_told(void *ctx)
 	u64 id = ids();
 
 	if (q)
-		q->told++;
+		q->published++;
 	if (!wanted((u32)(id >> 32), &p))
 		return 0;
 	r = room();
@@ -403,7 +403,7 @@ int on_told(void *ctx)
 	}
 	r->busy = 1;
 	if (walks(ctx, r, p, id))
-		told(ctx);
+		published(ctx);
 	r->busy = 0;
 	return 0;
 }
@@ -418,7 +418,7 @@ int on_told_free(void *ctx)
 	u64 address;
 
 	if (q)
-		q->told_frees++;
+		q->published_frees++;
 	if (a && argument_of(ctx, &a->all[0], &address))
 		freed(address);
 	return 0;

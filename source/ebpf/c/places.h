@@ -151,7 +151,7 @@ PART int step_fp(u32 alive)
 /* Bytes of the code that signal handlers return to, and of its system call. */
 enum { LONG = MACHINE(RETURN_0_SIZE), CALL = MACHINE(RETURN_CALL) };
 
-#if MACHINE_ELF == 62
+#if MACHINE_ELF == UNSPOOL_X86_64_ELF
 enum { SHORT = MACHINE(RETURN_1_SIZE) }; /* of its other form */
 
 /* How many bytes the code at an address has that signal handlers return to: arch.Signal. 0: it is other code. Less than 0: it cannot be read. */
@@ -322,7 +322,7 @@ PART int step_edge(u64 at)
 		}
 		e->n = n;
 	}
-#if MACHINE_ELF == 62
+#if MACHINE_ELF == UNSPOOL_X86_64_ELF
 	if (walk_read(&e->last, 1, at - 1) != 0)
 		e->last = 0;
 #else

@@ -335,7 +335,7 @@ static __always_inline void walk_used(u32 table, u64 time)
 
 #include "kernel.h"
 
-#if MACHINE_ELF == 62
+#if MACHINE_ELF == UNSPOOL_X86_64_ELF
 #include "x86_64.h"
 #else
 #include "aarch64.h"
@@ -715,7 +715,7 @@ int on_mapped(u64 *ctx)
 	u64 call, protection;
 
 	call_of((void *)ctx[0], &call, &protection);
-	if ((call == SYS_MMAP || call == SYS_MPROTECT) && protection & PROT_EXEC)
+	if ((call == MACHINE(SYS_MMAP) || call == MACHINE(SYS_MPROTECT)) && protection & PROT_EXEC)
 		change_at((u32)(ids() >> 32), bpf_ktime_get_ns());
 	return 0;
 }

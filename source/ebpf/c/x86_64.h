@@ -39,16 +39,6 @@ static __always_inline int registers_in(struct walk *w, struct pt_regs___kernel 
 	return 1;
 }
 
-/* Of a probe's context, by words: arguments of a function, where its stack is, and what it returns. */
-#define ARG_1 14
-#define ARG_2 13
-#define ARG_3 12
-#define ARG_SP 19
-#define RESULT 10
-
-#define SYS_MMAP 9
-#define SYS_MPROTECT 10
-
 /* The system call that ends, and its third argument. */
 static __always_inline void call_of(struct pt_regs___kernel *regs, u64 *call, u64 *third)
 {
