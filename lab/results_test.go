@@ -32,21 +32,14 @@ func TestResults(t *testing.T) {
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
 	say("# Results\n\n`make results` writes this file. It was measured on %s.\n", machine())
 	say("Times are medians; a peer's runs are interleaved with ours. [evaluation.md](evaluation.md) has the research report's tables, made again; [dropin.md](dropin.md) the drop-ins for libunwind, [stack.md](stack.md) stacks of processes, and lines; [execution.md](execution.md) says what became of executing programs step by step (`make execution`).\n")
-	for _, s := range []struct {
-		title string
-		f     func(testing.TB) string
-	}{
+	writeParts(t, &b, "README.md", []docPart{
 		{"Rows and tables of every binary", corpusResults},
 		{"From unwind information to tables", buildResults},
 		{"From perf.data to folded stacks", reportResults},
 		{"Walking recorded stacks", walkResults},
 		{"Stacks, compared", stackResults},
 		{"Names, lines and inlined calls", judgedNames},
-	} {
-		start := time.Now()
-		say("\n## %s\n\n%s", s.title, s.f(t))
-		t.Logf("%s: %.0f s", s.title, time.Since(start).Seconds())
-	}
+	}, true)
 	publish(t, "README.md", b.String())
 }
 
@@ -394,8 +387,12 @@ func stackResults(t testing.TB) string {
 		x := compareStacks(t, file)
 		byCause, byStop := x.tables()
 		all, reached := x.whole()
-		fmt.Fprintf(&b, "### %s\n\n%d user stacks; whole: %.2f %% of all, %.2f %% of those whose copy reaches the stack's base; perf: %s of all.\n\n%s\n%s\n",
-			x.name, x.samples, 100*all, 100*reached, percent(x.perfWhole, x.samples), markdown(byCause), markdown(byStop))
+		peer := "none"
+		if x.perfWhole > 0 {
+			peer = percent(x.perfWhole, x.samples) + " of all"
+		}
+		fmt.Fprintf(&b, "### %s\n\n%d user stacks; whole: %.2f %% of all, %.2f %% of those whose copy reaches the stack's base; perf: %s.\n\n%s\n%s\n",
+			x.name, x.samples, 100*all, 100*reached, peer, markdown(byCause), markdown(byStop))
 		if n := x.causes[unexpected]; n > 0 {
 			t.Errorf("%d chains differ without explanation, such as\n%s", n, strings.Join(x.examples, "\n"))
 		}

@@ -310,7 +310,14 @@ func compareStacks(t testing.TB, file string) *comparison {
 
 var causes = []string{equal, afterEnd, shortOne, perfWrong, bothCut, unexpected}
 
-func percent(n, of int) string { return fmt.Sprintf("%.2f %%", 100*float64(n)/float64(max(of, 1))) }
+// percent is a share; of what is there, but rare, it has as many digits as show it.
+func percent(n, of int) string {
+	share := 100 * float64(n) / float64(max(of, 1))
+	if n > 0 && share < 0.005 {
+		return fmt.Sprintf("%.1g %%", share)
+	}
+	return fmt.Sprintf("%.2f %%", share)
+}
 
 // whole returns the shares of stacks that end at the outermost frame: of all, and of those whose copy reaches the
 // stack's base, which are those that were not cut off.

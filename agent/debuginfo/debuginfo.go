@@ -29,7 +29,6 @@ const (
 	goneAgain  = time.Minute   // when a file is looked for again that was not found
 	askEvery   = 200 * time.Millisecond
 	leastPause = time.Second // after a failure; doubled with each
-	mostPause  = 5 * time.Minute
 	maxTries   = 6                // to ask about a file
 	maxCalls   = 4                // to file systems that do not answer: then no more files are looked at
 	patience   = 10 * time.Second // for a file to be opened
@@ -190,7 +189,7 @@ func (u *Uploader) once(ctx context.Context, w wanted, tell func(error)) error {
 	}
 	defer f.Close()
 	_, err = u.send(ctx, &f.DebugFile)
-	u.told(err, tell)
+	u.setErr(err, tell)
 	var refused *export.Refused
 	if errors.As(err, &refused) {
 		return nil
@@ -247,7 +246,7 @@ func (u *Uploader) handle(ctx context.Context, w wanted, tell func(error)) {
 		if ctx.Err() != nil {
 			return
 		}
-		u.told(err, tell)
+		u.setErr(err, tell)
 		if stale > 0 {
 			again = stale
 		}
@@ -256,7 +255,7 @@ func (u *Uploader) handle(ctx context.Context, w wanted, tell func(error)) {
 		retry := errors.As(err, &later)
 		if retry {
 			wait = max(later.After, pause/2+rand.N(pause/2+1))
-			pause = min(2*pause, mostPause)
+			pause *= 2
 		}
 		select {
 		case <-time.After(wait):
@@ -315,7 +314,7 @@ func (u *Uploader) count(f func(*Stats)) {
 	f(&u.stats)
 }
 
-func (u *Uploader) told(err error, tell func(error)) {
+func (u *Uploader) setErr(err error, tell func(error)) {
 	u.mu.Lock()
 	was := u.stats.Err
 	u.stats.Err = err
