@@ -1,12 +1,17 @@
 package unspool
 
 import (
+	"bytes"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -187,8 +192,8 @@ func TestPlaces(t *testing.T) {
 	for _, doc := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"} {
 		docs[doc] = f.text[doc]
 	}
-	for _, s := range f.wrong(docs) {
-		t.Error(s)
+	for _, msg := range f.wrong(docs) {
+		t.Error(msg)
 	}
 	// The test itself: it sees what is gone.
 	for _, gone := range [][2]string{
@@ -204,5 +209,116 @@ func TestPlaces(t *testing.T) {
 	}
 	if got := f.wrong(map[string]string{"ARCHITECTURE.md": strings.Replace(docs["ARCHITECTURE.md"], "`places.h`", "`palaces.h`", 1)}); len(got) != 1 {
 		t.Errorf("palaces.h: %q", got)
+	}
+}
+
+// A lone argument of one of these names needs no words: an error says for itself what failed, and msg and diff are words that were put together
+// before. So err, werr, err2, plain.err and ctx.Err() are fine; r.stderr is not.
+var speaks = regexp.MustCompile(`^\w?err\d*$|Err\d*$|^(msg|diff)$`)
+
+// name returns the last name of a variable, a field or a function that is called, or nothing.
+func name(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.Ident:
+		return e.Name
+	case *ast.SelectorExpr:
+		return e.Sel.Name
+	case *ast.CallExpr:
+		return name(e.Fun)
+	}
+	return ""
+}
+
+// wordless returns a source's calls of Error and Fatal, of t, tb, b and f, that print values and no words: in their arguments, no string is written.
+func wordless(path string, text []byte) (out []string, err error) {
+	files := token.NewFileSet()
+	file, err := parser.ParseFile(files, path, text, parser.SkipObjectResolution)
+	if err != nil {
+		return nil, err
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		call, _ := n.(*ast.CallExpr)
+		if call == nil || len(call.Args) == 0 || len(call.Args) == 1 && speaks.MatchString(name(call.Args[0])) {
+			return true
+		}
+		method, _ := call.Fun.(*ast.SelectorExpr)
+		if method == nil || method.Sel.Name != "Error" && method.Sel.Name != "Fatal" {
+			return true
+		}
+		if on, _ := method.X.(*ast.Ident); on == nil || !slices.Contains([]string{"t", "tb", "b", "f"}, on.Name) {
+			return true
+		}
+		words := false
+		for _, arg := range call.Args {
+			ast.Inspect(arg, func(n ast.Node) bool {
+				lit, _ := n.(*ast.BasicLit)
+				words = words || lit != nil && lit.Kind == token.STRING
+				return !words
+			})
+		}
+		if !words {
+			from, to := files.Position(call.Pos()), files.Position(call.End())
+			out = append(out, path+":"+strconv.Itoa(from.Line)+": "+strings.Join(strings.Fields(string(text[from.Offset:to.Offset])), " "))
+		}
+		return true
+	})
+	return out, nil
+}
+
+// TestMessages: who reads that a test has failed reads what was called, too, and what was expected. A test that fails with mere values, as in
+// t.Error(got, ok), does not say it. All files that import testing are looked at: tests, and the packages that help them.
+func TestMessages(t *testing.T) {
+	looked := 0
+	err := filepath.WalkDir(".", func(p string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (strings.HasPrefix(d.Name(), ".") && p != "." || d.Name() == "testdata" || d.Name() == "recordings"):
+			return filepath.SkipDir
+		case d.IsDir() || !strings.HasSuffix(p, ".go"):
+			return nil
+		}
+		text, err := os.ReadFile(p)
+		if err != nil || !bytes.Contains(text, []byte(`"testing"`)) {
+			return err
+		}
+		looked++
+		list, err := wordless(p, text)
+		for _, call := range list {
+			t.Errorf("%s prints values only, want Errorf or Fatalf with the call, the result and the expected result", call)
+		}
+		return err
+	})
+	if err != nil || looked < 100 {
+		t.Fatalf("WalkDir finds %d files that import testing, %v, want hundreds", looked, err)
+	}
+	// The test itself: it sees what has no words, and nothing else.
+	got, err := wordless("x.go", []byte(`package x
+
+func x() {
+	t.Error(got, ok)
+	b.Fatal(len(list))
+	tb.Fatal(r.stderr)
+	f.Fatal(fmt.Sprint(n), err)
+	t.Error(all[0],
+		err)
+	t.Error("no rows")
+	t.Error(fmt.Sprint("rows: ", n))
+	t.Error(err)
+	t.Fatal(err2)
+	t.Fatal(plain.err)
+	t.Fatal(ctx.Err())
+	t.Error(diff)
+	t.Errorf(format, got)
+	log.Fatal(n)
+	_ = t.Error()
+}
+`))
+	want := []string{
+		"x.go:4: t.Error(got, ok)", "x.go:5: b.Fatal(len(list))", "x.go:6: tb.Fatal(r.stderr)", "x.go:7: f.Fatal(fmt.Sprint(n), err)",
+		"x.go:8: t.Error(all[0], err)",
+	}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("wordless = %q, %v, want %q", got, err, want)
 	}
 }

@@ -75,7 +75,7 @@ func TestAsked(t *testing.T) {
 			a.Add(sample(pid, "a thread", 7))
 			batches, err := a.Cut(time.Now())
 			if err != nil || len(batches) != 1 {
-				t.Fatal(batches, err)
+				t.Fatalf("Cut = %d batches, %v, want 1", len(batches), err)
 			}
 			for label, want := range all {
 				if label != read || label == "cmdline" && !permitted {

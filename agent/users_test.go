@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	osuser "os/user"
@@ -45,7 +44,7 @@ func TestUsers(t *testing.T) {
 			t.Errorf("%v: %v", mode, users)
 		}
 		if want > 0 && (users["0"] != "root" || len(users["7"]) != maxService || users["4294967295"] != "b\ufffdd") {
-			t.Error(fmt.Sprint(users))
+			t.Errorf("readUsers(%s) = %q, want root for 0, %d bytes for 7 and %q for 4294967295", path, users, maxService, "b\ufffdd")
 		}
 	}
 	if users := readUsers(path, own+1); users != nil {

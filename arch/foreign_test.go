@@ -156,7 +156,7 @@ func TestOthersPerf(t *testing.T) {
 			root := oracle.Debian(t, "bookworm", "amd64", "uapi-"+o.short, "linux-libc-dev-"+o.short+"-cross")
 			dirs, _ := filepath.Glob(filepath.Join(root, "usr/*/include"))
 			if len(dirs) != 1 {
-				t.Fatal(dirs)
+				t.Fatalf("%s has the directories %q, want one usr/*/include", root, dirs)
 			}
 			include = dirs[0]
 		} else {

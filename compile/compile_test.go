@@ -138,7 +138,7 @@ func TestUniversal(t *testing.T) {
 		}
 		var b strings.Builder
 		if err := tab.WriteText(&b); err != nil || len(tab.Rows) == 0 {
-			t.Fatal(path, err)
+			t.Fatalf("WriteText of the %d rows of %s = %v, want a text", len(tab.Rows), path, err)
 		}
 		return b.String()
 	}
@@ -152,7 +152,7 @@ func TestUniversal(t *testing.T) {
 		thin[name] = path
 	}
 	if len(thin) != 2 {
-		t.Fatal(thin)
+		t.Fatalf("the Mach-O files are %q, want one for x86_64 and one for arm64", thin)
 	}
 	fat := filepath.Join(dir, "fat")
 	oracle.Run(t, "llvm-lipo-19", "-create", thin["x86_64"], thin["arm64"], "-output", fat)

@@ -25,11 +25,11 @@ func TestPrepare(t *testing.T) {
 	program := filepath.Join(dir, "program") // is linked with nothing
 	touch(t, program)
 	if _, err := Prepare(program, nil, Options{Dir: dir}); err == nil || !strings.Contains(err.Error(), "no "+doctor.Dropin) {
-		t.Error(err)
+		t.Errorf("Prepare without libraries = %v, want no %s", err, doctor.Dropin)
 	}
 	touch(t, filepath.Join(dir, doctor.Dropin))
 	if _, err := Prepare(program, nil, Options{Dir: dir, Exceptions: true}); err == nil || !strings.Contains(err.Error(), "no "+doctor.Exceptions+" in "+dir) {
-		t.Error(err)
+		t.Errorf("Prepare with Exceptions = %v, want no %s in %s", err, doctor.Exceptions, dir)
 	}
 	touch(t, filepath.Join(dir, doctor.Exceptions))
 	for _, c := range []struct {
@@ -62,7 +62,7 @@ func TestWalkers(t *testing.T) {
 	}
 	oracle.Run(t, "g++", "-o", program, source)
 	if list := string(oracle.Run(t, "ldd", program)); !strings.Contains(list, "libgcc_s.so.1") || strings.Contains(list, "libunwind") || strings.Contains(list, "libdw") {
-		t.Fatal(list)
+		t.Fatalf("ldd %s prints\n%s\nwant libgcc_s.so.1, no libunwind and no libdw", program, list)
 	}
 	for exceptions, want := range map[bool][]string{false: nil, true: {"libgcc_s.so.1"}} {
 		if got := Walkers(program, exceptions); !slices.Equal(got, want) {
@@ -76,13 +76,13 @@ func TestLibdwFront(t *testing.T) {
 	dir := t.TempDir()
 	libdw, both := []string{"libdw.so.1"}, []string{"libdw.so.1", "libunwind.so.8"}
 	if got, err := libdwFront(dir, []string{"libunwind.so.8"}); got != "" || err != nil {
-		t.Error(got, err)
+		t.Errorf("libdwFront(%s, libunwind.so.8) = %q, %v, want nothing", dir, got, err)
 	}
 	if got, err := libdwFront(dir, both); got != "" || err != nil {
-		t.Error(got, err)
+		t.Errorf("libdwFront(%s, %q) = %q, %v, want nothing", dir, both, got, err)
 	}
 	if got, err := libdwFront(dir, libdw); err == nil || !strings.HasPrefix(err.Error(), "the program walks with libdw.so.1: ") {
-		t.Error(got, err)
+		t.Errorf("libdwFront(%s, %q) = %q, %v, want that the program walks with libdw.so.1", dir, libdw, got, err)
 	}
 	front := filepath.Join(dir, frontOfLibdw)
 	touch(t, front)

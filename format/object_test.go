@@ -33,7 +33,7 @@ func TestObject(t *testing.T) {
 	x, damage := u.Rows()
 	var text strings.Builder
 	if err := x.WriteText(&text); err != nil || len(damage) > 0 {
-		t.Fatal(err, damage)
+		t.Fatalf("WriteText of %s = %v, damage %v, want none", object, err, damage)
 	}
 	for _, want := range []string{" .text.f\n", "\n.text.f+0  cfa=", " .text.g\n", "\n.text.g+0  cfa="} {
 		if !strings.Contains(text.String(), want) {

@@ -105,7 +105,7 @@ func measures(t *testing.T) {
 func publish(t testing.TB, name, text string) {
 	t.Helper()
 	for _, d := range doubtful(name, text) {
-		t.Error(d)
+		t.Errorf("doubtful(%s): %s", name, d)
 	}
 	if t.Failed() {
 		return
@@ -151,7 +151,7 @@ func TestDocuments(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, d := range doubtful(filepath.Base(path), string(b)) {
-			t.Error(d)
+			t.Errorf("doubtful(%s): %s", path, d)
 		}
 	}
 }

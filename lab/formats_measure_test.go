@@ -48,7 +48,7 @@ func measureGas(t testing.TB, root, asm string) measured {
 	name := fmt.Sprintf("SFrame V%d, by binutils %s", section[2], release[1]) // sfp_version
 	got, errs := sf.Rows()
 	if len(errs) > 0 {
-		t.Fatal(errs[0])
+		t.Fatalf("Rows of %s: %v", so, errs[0])
 	}
 	ref, _ := f.Build(dwarf.EHFrame)
 	all, left := missing(ref, bounded(f, dwarf.EHFrame), func(p rows.Piece) bool { return !got.At(p.Lo).Gap() })
@@ -77,7 +77,7 @@ func measureApple(t testing.TB, dylib, so string, standard measured) measured {
 	}
 	got, errs := c.Rows()
 	if len(errs) > 0 {
-		t.Fatal(errs[0])
+		t.Fatalf("Rows of %s: %v", dylib, errs[0])
 	}
 	_, f := open(t, so)
 	want, _ := f.Build(dwarf.EHFrame)
@@ -249,7 +249,7 @@ func measureARM(t testing.TB, dir string, flags, sources []string, root string) 
 	}
 	got, errs := x.Rows()
 	if len(errs) > 0 {
-		t.Fatal(errs[0])
+		t.Fatalf("Rows of %s: %v", to, errs[0])
 	}
 	want, _ := f.Build(dwarf.DebugFrame)
 	all, _ := missing(want, bounded(f, dwarf.DebugFrame), nil)

@@ -211,7 +211,7 @@ func TestSparseArchive(t *testing.T) {
 	defer a.Close()
 	list, err := a.Members()
 	if err != nil || len(list) != 1 || list[0].Size != size {
-		t.Fatal(list, err)
+		t.Fatalf("Members = %+v, %v, want one of %d bytes", list, err, size)
 	}
 	img, err := a.Open(list[0])
 	if err != nil {

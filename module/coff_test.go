@@ -145,7 +145,7 @@ func TestCOFFCompiled(t *testing.T) {
 			}
 			b, bad, err := img.Relocate(&img.secs[i])
 			if err != nil || len(bad) > 0 {
-				t.Fatal(bad, err)
+				t.Fatalf("%s: Relocate of section %d = %v, %v, want no errors", triple, i, bad, err)
 			}
 			word := int(img.machine.WordSize())
 			for ; len(b) > 0; b = b[word:] {

@@ -51,7 +51,7 @@ func TestHoles(t *testing.T) {
 			began := time.Now()
 			img, err := Open(hole(t, e, long))
 			if err != nil {
-				t.Fatal(c.what, err)
+				t.Fatalf("Open with the sparse section %s, headless %v: %v", c.what, headless, err)
 			}
 			id := img.ID()
 			img.Symbols(func(Symbol) bool { return true })

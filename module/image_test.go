@@ -97,7 +97,7 @@ func TestBuildID(t *testing.T) {
 		c.edit(b)
 		img, err := New(c.what, b)
 		if err != nil {
-			t.Fatal(c.what, err)
+			t.Fatalf("New of a file whose build ID is in its %s: %v", c.what, err)
 		}
 		if got := hex.EncodeToString(img.BuildID()); got != c.want {
 			t.Errorf("%s: build ID %q, want %q", c.what, got, c.want)
@@ -482,7 +482,7 @@ func TestTruncatedLater(t *testing.T) {
 	}
 	want := errors.New("its own")
 	if err := Guard(func() error { return want }); err != want {
-		t.Error(err)
+		t.Errorf("Guard = %v, want %v", err, want)
 	}
 	defer func() {
 		if p := recover(); p != "other" {

@@ -35,7 +35,7 @@ func TestMachOObjects(t *testing.T) {
 		s := img.Section("__LD,__compact_unwind")
 		rec, bad, err := img.Relocate(s)
 		if err != nil || len(bad) > 0 {
-			t.Fatal(bad, err)
+			t.Fatalf("Relocate of __LD,__compact_unwind = %v, %v, want no errors", bad, err)
 		}
 		f := img.fields(rec)
 		lo := f.word()

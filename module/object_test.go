@@ -170,7 +170,7 @@ func TestManySymbolTables(t *testing.T) {
 	}
 	began := time.Now()
 	if _, bad, err := img.Relocate(img.Section(".eh_frame")); err != nil || len(bad) > 0 {
-		t.Error(bad, err)
+		t.Errorf("Relocate of .eh_frame = %v, %v, want no errors", bad, err)
 	}
 	if took := time.Since(began); took > 2*time.Second {
 		t.Errorf("%v for %d tables", took, n)

@@ -84,7 +84,7 @@ func TestUnusable(t *testing.T) {
 		}
 	}
 	if len(s.Errors()) != 0 {
-		t.Error(s.Errors())
+		t.Errorf("Errors = %v, want none: nothing of these is a file", s.Errors())
 	}
 	for _, x := range []struct{ path, id, want string }{
 		{"/nonexistent", "", "no such file"},

@@ -271,7 +271,7 @@ func TestChurn(t *testing.T) {
 	last := count()
 	t.Logf("after %d programs %+v, after %d %+v", programs/4, first, programs, last)
 	if errs := mods.Errors(); len(errs) > 0 {
-		t.Error(errs[0])
+		t.Errorf("Errors = %d, the first %v, want none", len(errs), errs[0])
 	}
 	// What was used in the last seconds may be twice the budget, and what was in use when it had to go comes on top; a file counts as a quarter of its
 	// size, at least.

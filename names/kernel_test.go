@@ -77,7 +77,7 @@ func TestKernelCode(t *testing.T) {
 		got = append(got, fmt.Sprintf("%s+%#x at %#x", p.Funcs[l.Func].Name, l.Off-l.Start, l.Addr))
 	}
 	if s := strings.Join(got, ", "); s != "bpf_prog_old+0x10 at 0xffffffffc0001010, bpf_prog_new+0x10 at 0xffffffffc0001010" {
-		t.Error(s)
+		t.Errorf("the profile has %s, want bpf_prog_old+0x10 and bpf_prog_new+0x10, both at 0xffffffffc0001010", s)
 	}
 }
 

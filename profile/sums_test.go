@@ -55,7 +55,7 @@ func TestNumber(t *testing.T) {
 	}
 	for unit, want := range map[string]string{"ns": "1.5 µs", "bytes": "1.5 KiB"} {
 		if got := Quantity(1500, unit); got != want {
-			t.Error(got)
+			t.Errorf("Quantity(1500, %s) = %q, want %q", unit, got, want)
 		}
 	}
 }
@@ -77,7 +77,7 @@ func TestQuantity(t *testing.T) {
 	}
 	totals := Totals{Samples: 1}
 	if got := totals.Summary(Loss{Skipped: 1, Damaged: 2}); !strings.HasPrefix(got, "1 sample · ") || !strings.HasSuffix(got, " · 0 lost · 1 record skipped · 2 records damaged") {
-		t.Error(got)
+		t.Errorf("Summary = %q, want 1 sample, 0 lost, 1 record skipped, 2 records damaged", got)
 	}
 }
 

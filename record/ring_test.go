@@ -172,7 +172,7 @@ func TestRingEvents(t *testing.T) {
 		f.Close()
 	}
 	if _, err := Open(dir, FileOptions{Filter: Filter{Event: "cycles"}}); err == nil || !strings.Contains(err.Error(), "no samples of cycles, but of off-cpu and cpu") {
-		t.Error(err)
+		t.Errorf("Open with cycles = %v, want no samples of cycles, but of off-cpu and cpu", err)
 	}
 	f, err := Open(dir, FileOptions{Added: func(*profile.Profile, []int32) {}})
 	if err != nil || f.Pprof.Totals.Samples != 7 || len(f.Ring.Notes()) > 0 {

@@ -76,6 +76,6 @@ func TestSeries(t *testing.T) {
 		f.Close()
 	}
 	if _, err := Open(filepath.Join(dir, "h.pb.gz"), FileOptions{Heap: "peak_space"}); err == nil || err.Error() != filepath.Join(dir, "h.pb.gz")+": it has nothing of peak: it counts alloc, inuse" {
-		t.Error(err)
+		t.Errorf("Open with peak_space = %v, want nothing of peak, but of alloc and inuse", err)
 	}
 }

@@ -89,7 +89,7 @@ func TestMissed(t *testing.T) {
 		s.noteDoubtful(path)
 	}
 	if notes := strings.Join(s.Notes(), "\n"); !strings.Contains(notes, "2 files were recorded without a build ID, and may be other files now, whose names are wrong; the first: /a") {
-		t.Error(notes)
+		t.Errorf("Notes = %q, want 2 files recorded without a build ID, the first /a", notes)
 	}
 	for want, st := range map[string]source.Stats{
 		"":                                    {Samples: 1000, Orphans: 20, Compat: 20, Undeferred: 20},

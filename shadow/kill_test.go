@@ -162,6 +162,6 @@ func TestForeign(t *testing.T) {
 // TestNone runs what there is not.
 func TestNone(t *testing.T) {
 	if _, err := Run(t.Context(), exec.Command("/nowhere/at/all"), Options{}); !errors.Is(err, os.ErrNotExist) {
-		t.Error(err)
+		t.Errorf("Run(/nowhere/at/all) = %v, want %v", err, os.ErrNotExist)
 	}
 }

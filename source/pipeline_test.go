@@ -457,7 +457,7 @@ func TestRunForgets(t *testing.T) {
 	}
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Error(err)
+		t.Errorf("the pipeline ends with %v, want %v", err, context.Canceled)
 	}
 	s.released(t)
 }

@@ -152,7 +152,7 @@ func TestMachineUser(t *testing.T) {
 		t.Skip("part of TestMachineAlone")
 	}
 	if _, err := OpenMachine(t.Context(), os.Getenv("UNSPOOL_TEST_DIR")); err == nil || !strings.Contains(err.Error(), "written by root only") {
-		t.Error(err)
+		t.Errorf("OpenMachine of a user's directory = %v, want that root only may write it", err)
 	}
 }
 

@@ -521,14 +521,14 @@ func BenchmarkTable(b *testing.B) {
 				b.Fatal(err)
 			}
 			if t, _, err := s.Table(img); t == nil || err != nil {
-				b.Fatal(err)
+				b.Fatalf("Table: a table: %v, %v, want a table", t != nil, err)
 			}
 		}
 	})
 	b.Run("built", func(b *testing.B) {
 		for b.Loop() {
 			if t, _, err := new(Store).Table(img); t == nil || err != nil {
-				b.Fatal(err)
+				b.Fatalf("Table: a table: %v, %v, want a table", t != nil, err)
 			}
 		}
 	})

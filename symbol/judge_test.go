@@ -194,7 +194,7 @@ func TestLLVM(t *testing.T) {
 		cmd.Stdin = hexLines(addrs)
 		out, err := cmd.Output()
 		if err != nil {
-			t.Fatal(path, err)
+			t.Fatalf("llvm-symbolizer-19 --obj=%s: %v", path, err)
 		}
 		var names []string
 		for i, line := range strings.Split(strings.TrimSuffix(string(out), "\n"), "\n") {
@@ -216,7 +216,7 @@ func TestElfutils(t *testing.T) {
 		cmd.Stdin = hexLines(addrs)
 		out, err := cmd.Output()
 		if err != nil {
-			t.Fatal(path, err)
+			t.Fatalf("eu-addr2line -e %s: %v", path, err)
 		}
 		var names []string
 		for i, line := range strings.Split(strings.TrimSuffix(string(out), "\n"), "\n") {

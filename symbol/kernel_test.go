@@ -47,7 +47,7 @@ func kernelOf(t *testing.T, text string, opt Options) *Resolver {
 func TestKallsyms(t *testing.T) {
 	r := kernelOf(t, kallsyms, Options{})
 	if note := noteOf(r); note != "" {
-		t.Error(note)
+		t.Errorf("KernelNote = %q, want none", note)
 	}
 	for _, c := range []struct {
 		addr uint64
@@ -155,7 +155,7 @@ func TestOtherKernel(t *testing.T) {
 	}
 	r = kernelOf(t, kallsyms, Options{KernelID: running})
 	if _, _, ok := r.Kernel(0xffffffff81000104); !ok {
-		t.Error(noteOf(r))
+		t.Errorf("Kernel(0xffffffff81000104) finds nothing in the running kernel's names, note %q", noteOf(r))
 	}
 	if r := New(Options{Kallsyms: "/nonexistent"}); noteOf(r) == "" {
 		t.Error("/nonexistent, given as Kallsyms, is not there, and there is no note; want one")

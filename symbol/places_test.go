@@ -249,7 +249,7 @@ func TestStrippedGo(t *testing.T) {
 		}
 	}
 	if tab.Note() != "" {
-		t.Error(tab.Note())
+		t.Errorf("Note of %s = %q, want none", bare, tab.Note())
 	}
 }
 

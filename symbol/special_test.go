@@ -26,7 +26,7 @@ func opened(t *testing.T, paths ...string) func() int {
 	t.Cleanup(func() { unix.Close(fd) })
 	for _, p := range paths {
 		if _, err := unix.InotifyAddWatch(fd, p, unix.IN_OPEN); err != nil {
-			t.Fatal(p, err)
+			t.Fatalf("inotify_add_watch(%s): %v", p, err)
 		}
 	}
 	return func() int {

@@ -88,7 +88,7 @@ func TestFind(t *testing.T) {
 	}
 	var none *Files
 	if n, ok := none.Find(id); ok {
-		t.Error(n)
+		t.Errorf("Find of a nil *Files = %+v, want none", n)
 	}
 }
 
@@ -181,11 +181,11 @@ func TestDocker(t *testing.T) {
 		}
 	}
 	if out, err := run("import", image(t, dir), "shop:1.2"); err != nil {
-		t.Fatal(out, err)
+		t.Fatalf("docker import = %q, %v", out, err)
 	}
 	id, err := run("create", "--name", "shop", "-e", "SECRET=7", "shop:1.2", "/hi")
 	if err != nil {
-		t.Fatal(id, err)
+		t.Fatalf("docker create = %q, %v", id, err)
 	}
 	if n, ok := f.Find(id); !ok || n != (Names{"shop", "shop:1.2"}) {
 		t.Errorf("%s: %+v, %v", id, n, ok)

@@ -84,7 +84,7 @@ func listening(t *testing.T, name string) (address string, lines func(end string
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	in := bufio.NewScanner(pipe)
 	if !in.Scan() {
-		t.Fatal(in.Err())
+		t.Fatalf("%s ends without a line: %v", name, in.Err())
 	}
 	return in.Text(), func(end string) (out []string) {
 		t.Helper()

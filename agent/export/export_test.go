@@ -29,7 +29,7 @@ func TestParseLabel(t *testing.T) {
 
 func TestParseLabels(t *testing.T) {
 	if got, err := ParseLabels([]string{"a=b", "b=b"}); !slices.Equal(got, []Label{{"a", "b"}, {"b", "b"}}) || err != nil {
-		t.Error(got, err)
+		t.Errorf("ParseLabels(a=b, b=b) = %v, %v, want both labels", got, err)
 	}
 	for _, texts := range [][]string{{"a=b", "a=c"}, {"a=b", "c"}} {
 		if got, err := ParseLabels(texts); got != nil || err == nil {
@@ -83,7 +83,7 @@ func TestNewBatch(t *testing.T) {
 	}
 	p.Stacks[0].Count, p.Totals.Samples = 1, 2
 	if b, _ := NewBatch(p, nil, now); b.Label(ServiceName) != "unspool" {
-		t.Error(b.Labels)
+		t.Errorf("NewBatch without labels has %v, want %s=unspool", b.Labels, ServiceName)
 	}
 	if b, err := NewBatch(p, []Label{{"a", "1"}, {"a", "2"}}, now); err == nil {
 		t.Errorf("NewBatch accepts label a twice, with values 1 and 2: labels %v; want an error", b.Labels)

@@ -120,7 +120,7 @@ func FuzzRetryAfter(f *testing.F) {
 	f.Add([]byte("\x1a\x04\x0a\x02ab"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if after, _ := retryAfter(base64.StdEncoding.EncodeToString(b)); after < 0 || after > maxAfter {
-			t.Error(after)
+			t.Errorf("retryAfter(%x) = %v, want 0 to %v", b, after, maxAfter)
 		}
 	})
 }

@@ -69,11 +69,11 @@ func TestSignedSecrets(t *testing.T) {
 	}
 	a := Answer{Status: http.StatusTemporaryRedirect, Header: http.Header{"Location": {"https://bucket.eu.example/file?X-Amz-Signature=sesame"}}}
 	if err := a.Err(); strings.Contains(err.Error(), "sesame") || !strings.Contains(err.Error(), "https://bucket.eu.example/file") {
-		t.Error(err)
+		t.Errorf("Err of a redirect = %v, want its address without the signature", err)
 	}
 	a.Header.Set("Location", "https://%zz?X-Amz-Signature=sesame")
 	if err := a.Err(); strings.Contains(err.Error(), "sesame") {
-		t.Error(err)
+		t.Errorf("Err of a redirect to no address = %v, want no signature", err)
 	}
 }
 

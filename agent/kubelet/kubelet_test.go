@@ -249,7 +249,7 @@ func TestNew(t *testing.T) {
 	}
 	var none *Pods
 	if n, ok := none.Find(uid, id); ok {
-		t.Error(n)
+		t.Errorf("Find of a nil *Pods = %+v, want none", n)
 	}
 }
 
@@ -307,10 +307,10 @@ func TestRun(t *testing.T) {
 		answer(map[string]*Names{uid: {Pod: "shop-1"}, id: {Pod: "shop-1", Container: "web"}}, nil)
 		time.Sleep(2 * time.Minute)
 		if n, ok := p.Find(uid, id); !ok || n.Container != "web" {
-			t.Error(n, ok)
+			t.Errorf("Find(%s, %s) = %+v, %v, want the container web", uid, id, n, ok)
 		}
 		if n, ok := p.Find(uid, strings.Repeat("1", 64)); !ok || n.Pod != "shop-1" || n.Container != "" {
-			t.Error(n, ok)
+			t.Errorf("Find(%s) of an unknown container = %+v, %v, want the pod shop-1 and no container", uid, n, ok)
 		}
 		answer(nil, errors.New("away"))
 		if n := during(10 * time.Minute); n > 16 {
@@ -364,7 +364,7 @@ func BenchmarkDecode(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		if names, damaged, err := decode(strings.NewReader(text)); err != nil || damaged > 0 || len(names) != 2 {
-			b.Fatal(len(names), damaged, err)
+			b.Fatalf("decode = %d names, %d damaged, %v, want 2 names", len(names), damaged, err)
 		}
 	}
 }

@@ -663,7 +663,7 @@ func TestTracer(t *testing.T) {
 	}
 	got.service.Instance = ""
 	if d := cmp.Diff(Service{Name: "shop", Version: "1.2", Environment: "production"}, got.service); d != "" {
-		t.Error(d)
+		t.Errorf("look(%d).service: -want +got:\n%s", c.Process.Pid, d)
 	}
 }
 

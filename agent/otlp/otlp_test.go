@@ -245,7 +245,7 @@ func show(r *collector.ExportProfilesServiceRequest) (out []string) {
 func TestRequest(t *testing.T) {
 	r := parse(t, request(batch(t, sample())))
 	for _, w := range conform(r) {
-		t.Error(w)
+		t.Errorf("the request breaks a rule of profiles.proto: %s", w)
 	}
 	var (
 		in     = " | 0x1010 /bin/\ufffdp process.executable.build_id.gnu=ab12 profile.frame.type=native unspool.frame.how=" + unwind.How(0).String() + ": in() _Z2inv /src/p.c:7:3 main main /src/p.c:9:0"
@@ -267,7 +267,7 @@ func TestRequest(t *testing.T) {
 	p := sample()
 	p.Events = p.Events[:1]
 	if got := show(parse(t, request(batch(t, p)))); got[1] != "cpu/nanoseconds at 1000000000005 for 1000000000, period 5 cpu/nanoseconds" {
-		t.Error(got[1])
+		t.Errorf("the request for one event has %q, want the period 5 cpu/nanoseconds", got[1])
 	}
 	if w := conform(parse(t, request(batch(t, &profile.Profile{})))); w != nil {
 		t.Errorf("an empty profile: %q", w)
@@ -280,7 +280,7 @@ func TestAddresses(t *testing.T) {
 	b.Addresses = true
 	r := parse(t, request(b))
 	for _, w := range conform(r) {
-		t.Error(w)
+		t.Errorf("the request with addresses breaks a rule of profiles.proto: %s", w)
 	}
 	how := " unspool.frame.how=" + unwind.How(0).String() + ":"
 	at := func(addr string) string {
@@ -487,7 +487,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		n, words, _ := partial(b)
 		if len(words) > 3000 {
-			t.Error(len(words))
+			t.Errorf("partial(%x) = %d bytes of words, want 3000 at most", b, len(words))
 		}
 		var r collector.ExportProfilesServiceResponse
 		if proto.Unmarshal(b, &r) == nil && slices.Equal(marshal2(&r), b) && n != uint64(r.GetPartialSuccess().GetRejectedProfiles()) {

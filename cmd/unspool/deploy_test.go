@@ -243,7 +243,7 @@ kubelet: false
 image: {tag: v1.2.3}
 `)
 	if failed != "" {
-		t.Fatal(failed)
+		t.Fatalf("render fails, want objects: %s", failed)
 	}
 	all := byKind(objects)
 	if kinds := slices.Sorted(maps.Keys(all)); !slices.Equal(kinds, []string{"ConfigMap", "DaemonSet", "ServiceAccount"}) {

@@ -53,7 +53,7 @@ func TestDiff(t *testing.T) {
 	}
 	var j struct{ Functions []struct{ Total [2]int } }
 	if r := runProgram(t, "diff", before, after, "--format", "json"); json.Unmarshal([]byte(r.out), &j) != nil || j.Functions[0].Total != [2]int{300, 600} {
-		t.Error(r.out, r.stderr)
+		t.Errorf("diff --format json prints\n%s\nwant 300 and 600 as the first totals; stderr:\n%s", r.out, r.stderr)
 	}
 	for _, f := range report.Formats.Names() {
 		if report.Formats.Named(f).Whole == nil {

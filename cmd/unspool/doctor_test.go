@@ -68,7 +68,7 @@ func TestDoctor(t *testing.T) {
 	r := runProgram(t, "doctor")
 	if r.want(t, 0, "^$"); !regexp.MustCompile(`(?m)^  yes  record own processes by copies of stacks, user space`).MatchString(r.out) ||
 		!regexp.MustCompile(`(?m)^  [\d,]+ processes, tables of [\d,]+ modules: [\d.]+ MiB, which take [\d.]+ MiB of kernel memory`).MatchString(r.out) {
-		t.Error(r.out)
+		t.Errorf("doctor prints\n%s\nwant a line of own processes, and one of all tables and their kernel memory", r.out)
 	}
 }
 

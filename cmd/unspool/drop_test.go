@@ -124,7 +124,7 @@ int main(int argc, char **argv) { in_a_home(); if (argc > 1) pause(); return 0; 
 		c.Process.Signal(syscall.SIGTERM)
 		c.Wait()
 		if strings.Contains(text.String(), "giving up") {
-			t.Error(text.String())
+			t.Errorf("%s says %q, want nothing of giving up", args, text.String())
 		}
 	}
 }

@@ -234,7 +234,7 @@ func TestKernelIdentity(t *testing.T) {
 	for _, from := range []string{"perf", "ebpf"} {
 		c := program(t, "record", "-a", "--source", from, "--duration", "300ms", "-o", "x.data")
 		if r := finish(t, c); r.status != 0 {
-			t.Fatal(r.stderr)
+			t.Fatalf("record -a --source %s: status %d, want 0:\n%s", from, r.status, r.stderr)
 		}
 		out, err := exec.Command("perf", "buildid-list", "-i", filepath.Join(c.Dir, "x.data")).Output()
 		if err != nil {

@@ -105,7 +105,7 @@ int main(void) {
 		}
 		w.Close()
 		if _, err := r.Read(make([]byte, 1)); err != nil { // first has run
-			t.Fatal(err, stderr.String())
+			t.Fatalf("the program prints nothing: %v; stderr:\n%s", err, stderr.String())
 		}
 		there := func() int {
 			list, _ := filepath.Glob(filepath.Join(at, "h.0*"))
@@ -143,7 +143,7 @@ int main(void) {
 		}
 	}
 	if r := read("report", "--heap-value", "alloc_objects", "--format", "folded", "h.pb.gz"); !strings.Contains(r.out, ";first 1000\n") || !strings.Contains(r.out, ";second 300\n") {
-		t.Error(r)
+		t.Errorf("report --heap-value alloc_objects prints\n%s\nwant first 1000, second 300; stderr:\n%s", r.out, r.stderr)
 	}
 	var got []string
 	f, err := rec.Open(filepath.Join(at, "h.pb.gz"), rec.FileOptions{Heap: "alloc_space", Added: func(p *profile.Profile, stacks []int32) {
@@ -210,7 +210,7 @@ func TestHeapTwice(t *testing.T) {
 	time.Sleep(time.Second)
 	c.Process.Signal(os.Interrupt)
 	if err := c.Wait(); err == nil || !strings.Contains(err.Error(), "interrupt") {
-		t.Fatal(err)
+		t.Fatalf("record ends with %v after two interrupts, want signal: interrupt", err)
 	}
 	holds(t, tmp)
 	holds(t, c.Dir, "tmp", "up")
@@ -497,7 +497,7 @@ int main() {
 	r, at := record("--heap=all")
 	r.want(t, 3, `unspool.heap.pb.gz: .* MiB allocated, .* in use, .* at the peak, .* 100.0 % whole .* 0 lost`)
 	if !strings.Contains(r.out, " MiB in use, 2,0") || !strings.Contains(r.out, "  kept()\n") || strings.Contains(r.out, "operator new") {
-		t.Error(r.out)
+		t.Errorf("record --heap=all prints\n%s\nwant 2,0… objects in use, kept(), and no operator new", r.out)
 	}
 	b, err := os.Open(filepath.Join(at, defaultHeap))
 	if err != nil {
@@ -535,16 +535,16 @@ int main() {
 	}
 	rep := program(t, "report", filepath.Join(at, defaultHeap))
 	if r := finish(t, rep); !strings.Contains(r.out, " MiB in use") || !strings.Contains(r.out, "kept()") {
-		t.Error(r)
+		t.Errorf("report of a heap profile prints\n%s\nwant MiB in use, and kept(); stderr:\n%s", r.out, r.stderr)
 	}
 	r, _ = record("--heap=all", "--heap-value=alloc_objects", "--format", "folded")
 	if r.want(t, 3, ""); !strings.Contains(r.out, ";brief() 5000\n") {
-		t.Error(r.out)
+		t.Errorf("record --heap=all --heap-value=alloc_objects prints\n%s\nwant ;brief() 5000", r.out)
 	}
 	r, at = record("--heap", "-o", "x.svg", "--heap-value", "peak_space")
 	r.want(t, 3, `x.svg: .* at the peak`)
 	if svg, err := os.ReadFile(filepath.Join(at, "x.svg")); err != nil || !strings.Contains(string(svg), "peaked") {
-		t.Error(err)
+		t.Errorf("x.svg has %d bytes, %v, and does not name peaked", len(svg), err)
 	}
 	tidy := prog + "-tidy" // has nothing in use at its end: an empty graph says what to ask for
 	gcc = exec.Command("gcc", "-O1", "-fno-builtin", "-x", "c", "-o", tidy, "-")

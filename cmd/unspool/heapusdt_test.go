@@ -118,7 +118,7 @@ func TestHeapTold(t *testing.T) {
 		t.Errorf("the program says %q; recorded: %q", r.out, want)
 	}
 	if !strings.Contains(r.stderr, " reports its own samples by otel_memory probes (USDT)") || !strings.Contains(r.stderr, "own probes reported 4,000 samples and 501 of these freed: 4,501 stops") {
-		t.Error(r.stderr)
+		t.Errorf("record --heap says\n%s\nwant samples by otel_memory probes, 4,000 reported and 501 freed", r.stderr)
 	}
 	if t.Failed() {
 		t.Log(r.stderr)
@@ -143,7 +143,7 @@ func TestHeapToldUnread(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	if !strings.Contains(r.stderr, `argument 3 of probe otel_memory:alloc, "8@bytes(%rip)": unsupported`) {
-		t.Error(r.stderr)
+		t.Errorf("record --heap=all says\n%s\nwant that argument 3 of otel_memory:alloc is unsupported", r.stderr)
 	}
 }
 
@@ -273,7 +273,7 @@ int main(void) {
 }`)
 	got, r := probeHeap(t, prog, "--heap=all", "--every", "1s")
 	if !regexp.MustCompile(`p\.001\.pb\.gz: after [3-9]\.\d s: 878\.9 KiB in use, 900 objects\n(.*\n)*.*p\.002\.pb\.gz: after [4-9]\.\d s: .* 1,001 objects\n`).MatchString(r.stderr) || strings.Contains(r.stderr, "p.003.pb.gz") {
-		t.Error(r.stderr)
+		t.Errorf("record --heap=all --every 1s says\n%s\nwant two profiles, of 900 and of 1,001 objects", r.stderr)
 	}
 	if x := got["grows"]; x[0].Count != 1000 || x[1].Count != 400 {
 		t.Errorf("%+v", x)

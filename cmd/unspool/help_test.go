@@ -57,7 +57,7 @@ func TestExamples(t *testing.T) {
 	}
 	r := runProgram(t, "diff", "--help")
 	if r.want(t, 0, ""); !strings.Contains(r.out, "Examples:\n  unspool diff before.data after.data\n") {
-		t.Error(r.out)
+		t.Errorf("diff --help prints\n%s\nwant the example unspool diff before.data after.data", r.out)
 	}
 }
 
@@ -102,7 +102,7 @@ func TestMan(t *testing.T) {
 		out, _ := exec.Command("mandoc", "-Tlint", "-Wwarning", page).CombinedOutput()
 		for line := range strings.Lines(string(out)) {
 			if !strings.Contains(line, "missing date") { // a test has no commit
-				t.Error(strings.TrimSpace(line))
+				t.Errorf("mandoc -Tlint -Wwarning: %s", strings.TrimSpace(line))
 			}
 		}
 	}

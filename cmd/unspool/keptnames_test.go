@@ -38,7 +38,7 @@ func TestRebuilt(t *testing.T) {
 		t.Errorf("%s\nthe program was built again, and the report is\n%s\nbefore it was\n%s", after.stderr, after.out, before)
 	}
 	if r := run(cache, "report", data, "--format", "pprof", "-o", filepath.Join(dir, "p.pb.gz")); !strings.Contains(r.stderr, "whole") {
-		t.Error(r.stderr)
+		t.Errorf("report --format pprof says\n%s\nwant how many stacks are whole", r.stderr)
 	}
 	oracle.Need(t, "go")
 	if out, err := exec.Command("go", "tool", "pprof", "-top", "-lines", filepath.Join(dir, "p.pb.gz")).CombinedOutput(); err != nil || !strings.Contains(string(out), "a.c:3") {

@@ -39,16 +39,16 @@ func TestAuto(t *testing.T) {
 	const walks = "unspool: walking stacks in the kernel\n"
 	r := runProgram(t, append([]string{"record", "--source", "perf", "-o", "x.folded", "--"}, busy...)...)
 	if r.want(t, 7, "samples"); strings.Contains(r.stderr, "walking") {
-		t.Error(r.stderr)
+		t.Errorf("record --source perf says\n%s\nwant nothing of walking in the kernel", r.stderr)
 	}
 	r = runProgram(t, append([]string{"record", "--stepper", "rows", "-o", "x.folded", "--"}, busy...)...)
 	if r.want(t, 7, "samples"); strings.Contains(r.stderr, "walking") {
-		t.Error(r.stderr)
+		t.Errorf("record --stepper rows says\n%s\nwant nothing of walking in the kernel", r.stderr)
 	}
 	canWalk(t)
 	r = runProgram(t, append([]string{"record", "-o", "x.folded", "--"}, busy...)...)
 	if r.want(t, 7, "samples"); strings.Count(r.stderr, walks) != 1 {
-		t.Error(r.stderr)
+		t.Errorf("record says\n%s\nwant %q once", r.stderr, walks)
 	}
 	r = runProgram(t, "record", "-e", "sched:sched_process_exit", "-o", "x.folded", "-t", fmt.Sprint(spinner(t).Process.Pid), "--duration", "200ms")
 	if os.Geteuid() == 0 {
@@ -392,7 +392,7 @@ func TestDrop(t *testing.T) {
 	}
 	t.Cleanup(func() { other.Process.Kill(); other.Wait() })
 	if n, err := ready.Read(make([]byte, 100)); n == 0 {
-		t.Fatal(err)
+		t.Fatalf("sh prints nothing, want ready: %v", err)
 	}
 	time.Sleep(100 * time.Millisecond) // for setpriv
 	c = program(t)

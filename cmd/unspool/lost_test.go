@@ -147,7 +147,7 @@ int main(int argc, char **argv) {
 			stat, err1 := os.ReadFile(command + "/stat")
 			sched, err2 := os.ReadFile(command + "/schedstat")
 			if err1 != nil || err2 != nil {
-				t.Fatal(err1, err2)
+				t.Fatalf("%s: stat: %v, schedstat: %v", command, err1, err2)
 			}
 			fmt.Sscan(string(sched), (*int64)(&d))
 			if strings.Contains(string(stat), ") t ") {
@@ -168,7 +168,7 @@ int main(int argc, char **argv) {
 		var samples, lost int
 		m := regexp.MustCompile(`x.folded: ([0-9,]+) samples?`).FindStringSubmatch(r.stderr)
 		if m == nil {
-			t.Fatal(r.stderr)
+			t.Fatalf("record says\n%s\nwant the number of samples in x.folded", r.stderr)
 		}
 		fmt.Sscan(m[1], &samples)
 		fmt.Sscan(lostOf(t, r.stderr), &lost)

@@ -255,7 +255,7 @@ func TestVerifyStatsCompile(t *testing.T) {
 	r := runProgram(t, "verify", "/bin/sh")
 	r.want(t, 0, "")
 	if !regexp.MustCompile(`^1 file: [\d,]+ rows and [\d,]+ rules equal the reference`).MatchString(r.out) {
-		t.Error(r.out)
+		t.Errorf("verify /bin/sh prints %q, want 1 file whose rows and rules equal the reference", r.out)
 	}
 	r = runProgram(t, "stats", "--format", "json", "/bin/sh")
 	r.want(t, 0, "")
@@ -474,14 +474,14 @@ func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	r := runProgram(t, "run", "--runtime", dir, "--", "true")
 	if r.want(t, 1, ""); !strings.Contains(r.stderr, doctor.Dropin+" in "+dir+": install all of a release") {
-		t.Error(r.stderr)
+		t.Errorf("run without libraries says %q, want that %s is not in %s", r.stderr, doctor.Dropin, dir)
 	}
 	if err := os.WriteFile(filepath.Join(dir, doctor.Dropin), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	r = runProgram(t, "run", "--strict", "--runtime", dir, "--", "sh", "-c", `echo "$LD_LIBRARY_PATH" "$UNSPOOL_STRICT"; exit 7`)
 	if r.want(t, 7, ""); r.out != dir+" 1\n" {
-		t.Error(r.out)
+		t.Errorf("run --strict sets LD_LIBRARY_PATH and UNSPOOL_STRICT to %q, want %q", r.out, dir+" 1\n")
 	}
 	r = runProgram(t, "run", "--runtime", dir, "--", "/no/such")
 	r.want(t, 1, "no such file")
@@ -495,7 +495,7 @@ func TestRun(t *testing.T) {
 	}
 	r = runProgram(t, "run", "--exceptions", "--runtime", dir, "--", "sh", "-c", `echo "$LD_PRELOAD"`)
 	if r.out != filepath.Join(dir, doctor.Exceptions)+"\n" { // the loader says that there is nothing in it
-		t.Error(r.out, r.stderr)
+		t.Errorf("run --exceptions sets LD_PRELOAD to %q, want %s in %s; stderr: %s", r.out, doctor.Exceptions, dir, r.stderr)
 	}
 }
 

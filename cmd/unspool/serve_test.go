@@ -83,7 +83,7 @@ func TestServe(t *testing.T) {
 		for st.State != "ready" {
 			get("api/status", &st)
 			if st.State == "failed" {
-				t.Fatal(st.Error)
+				t.Fatalf("%s: api/status is failed, want ready: %s", url, st.Error)
 			}
 		}
 		var top struct {

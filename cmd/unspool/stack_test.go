@@ -183,7 +183,7 @@ func TestDeleted(t *testing.T) {
 	live := runStack(t, pid)
 	out := tool(t, "", "gdb", "-batch", "-nx", "-p", pid, "-ex", "generate-core-file "+core)
 	if _, err := os.Stat(core); err != nil {
-		t.Fatal(out)
+		t.Fatalf("gdb writes no core of process %s: %v\n%s", pid, err, out)
 	}
 	dead := runStack(t, core)
 	for i, s := range []*stackJSON{live, dead} {

@@ -281,7 +281,7 @@ func TestFile(t *testing.T) {
 		}
 		got, errs := u.Rows(format.EHFrame)
 		if len(errs) > 0 || len(s.Left) > 0 {
-			t.Error(errs, s.Left)
+			t.Errorf("Rows(EHFrame) of what was written has damage %v, and %v are left out, want none", errs, s.Left)
 		}
 		if read.Machine().ELF != target(ref.Machine).ELF {
 			t.Errorf("%s: machine %s", path, read.Machine().Name)
@@ -354,7 +354,7 @@ func main() { fmt.Println(deep(50)) }
 	}
 	again, errs := c.Rows(format.EHFrame)
 	if len(errs) > 0 {
-		t.Fatal(errs)
+		t.Fatalf("Rows(EHFrame) of the copy has damage %v, want none", errs)
 	}
 	for _, r := range ref.Rows {
 		if g, w := meaning(again.At(r.Lo), ref.Machine), meaning(ref.At(r.Lo), ref.Machine); g != w {

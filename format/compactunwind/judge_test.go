@@ -196,7 +196,7 @@ func rowsOf(t testing.TB, img *module.Image, name string) *rows.Table {
 	}
 	x, damage := u.Rows(name)
 	if len(damage) > 0 {
-		t.Fatal(damage)
+		t.Fatalf("Rows(%s) has damage %v, want none", name, damage)
 	}
 	return x
 }
@@ -315,7 +315,7 @@ func TestGolden(t *testing.T) {
 		}
 		x, damage := u.Rows()
 		if len(damage) > 0 {
-			t.Error(damage)
+			t.Errorf("Rows of %s has damage %v, want none", name, damage)
 		}
 		var got bytes.Buffer
 		x.WriteText(&got)

@@ -66,7 +66,7 @@ func TestObjects(t *testing.T) {
 				defer img.Close()
 				table, err := compactunwind.Open(img)
 				if err != nil || table == nil || img.Linked() {
-					t.Fatal(table, err)
+					t.Fatalf("Open(%s): a table: %v, %v, linked: %v; want a table, not linked", path, table != nil, err, img.Linked())
 				}
 				u, err := format.Open(img)
 				if err != nil {
@@ -103,7 +103,7 @@ func TestObjects(t *testing.T) {
 				}
 				list, damage := compile.Compare(img, u)
 				if len(damage) > 0 {
-					t.Error(damage)
+					t.Errorf("Compare(%s) has damage %v, want none", path, damage)
 				}
 				equal := uint64(0)
 				for _, c := range list {

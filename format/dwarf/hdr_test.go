@@ -203,7 +203,7 @@ func TestBadHdr(t *testing.T) {
 		sound(t, ds)
 		agree(t, f, x, edges)
 		if t.Failed() {
-			t.Fatal(c.name)
+			t.Fatalf("a .eh_frame_hdr with %s is not read as wanted", c.name)
 		}
 	}
 }
@@ -259,6 +259,6 @@ func TestSizes(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if got := fmt.Sprint(Damage{Section: ".eh_frame", Off: 0x1f8, IsFDE: true, PC: 0x4011d0, Err: errors.New("empty stack")}); got != ".eh_frame+0x1f8: FDE 0x4011d0: empty stack" {
-		t.Error(got)
+		t.Errorf("the Damage prints %q, want .eh_frame+0x1f8: FDE 0x4011d0: empty stack", got)
 	}
 }

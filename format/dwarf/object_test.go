@@ -417,7 +417,7 @@ func TestObjectsI386(t *testing.T) {
 		}
 		table, damage := f.Build(EHFrame)
 		for _, d := range damage {
-			t.Error(d)
+			t.Errorf("Build(EHFrame) of %s, built with %s: %v", obj, flags, d)
 		}
 		if len(functions) != 3 {
 			t.Errorf("%v: %v", flags, functions)

@@ -337,7 +337,7 @@ func BenchmarkRows(b *testing.B) {
 			t, _ := x.Rows()
 			n += len(x.index[0].data) / 8
 			if len(t.Rows) < 2000 {
-				b.Fatal(len(t.Rows))
+				b.Fatalf("%s has %d rows, want 2000 or more", path, len(t.Rows))
 			}
 		}
 		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n), "ns/entry")

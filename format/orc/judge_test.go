@@ -326,7 +326,7 @@ func TestRelocations(t *testing.T) {
 		}
 		tab, err := Open(img)
 		if err != nil || tab == nil {
-			t.Fatal(err)
+			t.Fatalf("Open(%s): a table: %v, %v, want a table", path, tab != nil, err)
 		}
 		x, damage := tab.Rows()
 		return img, x, damage

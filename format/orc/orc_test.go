@@ -404,7 +404,7 @@ func BenchmarkRows(b *testing.B) {
 			for b.Loop() {
 				x, damage := t.Rows()
 				if n = len(x.Rows); len(damage) > 0 {
-					b.Fatal(damage[0])
+					b.Fatalf("Rows has damage %v, want none", damage[0])
 				}
 			}
 			perRow := float64(b.Elapsed().Nanoseconds()) / float64(b.N) / float64(n)

@@ -128,7 +128,7 @@ func TestScalable(t *testing.T) {
 	tab, a := opened(t, object)
 	r, errs := tab.Rows()
 	if len(errs) > 0 {
-		t.Fatal(errs)
+		t.Fatalf("Rows of %s has damage %v, want none", object, errs)
 	}
 
 	list := strings.Split(string(oracle.Run(t, "llvm-readobj-22", "--unwind", object)), "  RuntimeFunction {\n")[1:]

@@ -85,7 +85,7 @@ func golden(t *testing.T, head string) string {
 	}
 	tab, errs := (&Table{machine: m, sections: []*section{s}}).Rows()
 	if len(errs) > 0 {
-		t.Fatal(errs)
+		t.Fatalf("Rows of %q has damage %v, want none", first, errs)
 	}
 	var w strings.Builder
 	w.WriteString(head + "\n")
@@ -115,7 +115,7 @@ func BenchmarkRows(b *testing.B) {
 		}
 		tab, errs := (&Table{machine: arch.AMD64, sections: []*section{s}}).Rows()
 		if len(errs) > 0 {
-			b.Fatal(errs)
+			b.Fatalf("Rows has damage %v, want none", errs)
 		}
 		n += len(tab.Rows)
 	}

@@ -98,7 +98,7 @@ func TestConfig(t *testing.T) {
 	t.Setenv("TOOL_FREQUENCY", "often")
 	write("")
 	if _, _, err := read(); err == nil || err.Error() != `TOOL_FREQUENCY takes a number such as 10, not "often"` {
-		t.Error(err)
+		t.Errorf("read with TOOL_FREQUENCY=often = %v, want that it takes a number", err)
 	}
 	os.Unsetenv("TOOL_FREQUENCY")
 	os.Unsetenv("TOOL_INTERVAL")

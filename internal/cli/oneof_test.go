@@ -45,13 +45,13 @@ func TestOneOf(t *testing.T) {
 
 func TestRegexp(t *testing.T) {
 	if re, err := Regexp("--comm", ""); re != nil || err != nil {
-		t.Error(re, err)
+		t.Errorf(`Regexp("--comm", "") = %v, %v, want nil`, re, err)
 	}
 	if re, err := Regexp("--comm", "^a"); err != nil || !re.MatchString("ab") {
-		t.Error(re, err)
+		t.Errorf(`Regexp("--comm", "^a") = %v, %v, want what matches ab`, re, err)
 	}
 	if _, err := Regexp("--comm", "("); err == nil || err.(*Exit).Status != 2 {
-		t.Error(err)
+		t.Errorf(`Regexp("--comm", "(") = %v, want an error of status 2`, err)
 	}
 }
 
@@ -66,6 +66,6 @@ func TestRefuse(t *testing.T) {
 		t.Error(err)
 	}
 	if err := Refuse(c, []string{"a", "b"}, "needs %s", "x"); err == nil || err.Error() != "--b needs x" || err.(*Exit).Status != 2 {
-		t.Error(err)
+		t.Errorf("Refuse(--b) = %v, want --b needs x, of status 2", err)
 	}
 }

@@ -59,7 +59,7 @@ func TestQuoted(t *testing.T) {
 		t.Errorf("Quoted(%q) = %s, which a shell reads as %q, %v", words, line, got, err)
 	}
 	if !strings.HasPrefix(line, "a '' 'it'\\''s' 'a b' k=v ") {
-		t.Error(line)
+		t.Errorf("Quoted(%q) = %s, want it to begin with a '' 'it'\\''s' 'a b' k=v", words, line)
 	}
 }
 

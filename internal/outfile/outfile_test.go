@@ -142,7 +142,7 @@ func TestKeep(t *testing.T) {
 	f = begun(t, x, Options{Keep: true})
 	err := f.Commit()
 	if err == nil || !strings.Contains(err.Error(), f.tmp) {
-		t.Error(err)
+		t.Errorf("Commit where %s.old is a directory = %v, want an error that names %s", x, err, f.tmp)
 	}
 	is(t, dir, f.tmp+"=new", "x=new", "x.old")
 }
@@ -182,7 +182,7 @@ func TestLinks(t *testing.T) {
 	}
 	os.Symlink("loop", filepath.Join(dir, "loop"))
 	if _, err := Create(context.Background(), filepath.Join(dir, "loop"), Options{}); !errors.Is(err, unix.ELOOP) {
-		t.Error(err)
+		t.Errorf("Create(loop) = %v, want %v", err, unix.ELOOP)
 	}
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to be another user")
@@ -222,11 +222,11 @@ func TestDirectories(t *testing.T) {
 	link := filepath.Join(dir, "link")
 	os.Symlink("loop", filepath.Join(dir, "loop"))
 	if _, err := Create(context.Background(), filepath.Join(dir, "loop", "x"), Options{}); !errors.Is(err, unix.ELOOP) {
-		t.Error(err)
+		t.Errorf("Create(loop/x) = %v, want %v", err, unix.ELOOP)
 	}
 	put(t, filepath.Join(dir, "file"), "", 0o600)
 	if _, err := Create(context.Background(), filepath.Join(dir, "file", "x"), Options{}); !errors.Is(err, unix.ENOTDIR) {
-		t.Error(err)
+		t.Errorf("Create(file/x) = %v, want %v", err, unix.ENOTDIR)
 	}
 	t.Chdir(dir)
 	for _, path := range []string{"x", "./x", "to/../x", "to//../x", "/proc/self/cwd/x", "/proc/thread-self/root" + dir + "/x"} {
@@ -283,7 +283,7 @@ func TestForbidden(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := f.Commit(); err == nil || !strings.Contains(err.Error(), "taken away") {
-		t.Error(err)
+		t.Errorf("Commit without its temporary file = %v, want that it was taken away", err)
 	}
 }
 
@@ -342,7 +342,7 @@ func TestThrough(t *testing.T) {
 	}
 	full := begun(t, "/dev/full", Options{})
 	if _, err := full.Write(big); !errors.Is(err, unix.ENOSPC) {
-		t.Error(err)
+		t.Errorf("Write to /dev/full = %v, want %v", err, unix.ENOSPC)
 	}
 	full.Discard()
 

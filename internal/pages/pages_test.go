@@ -20,7 +20,7 @@ func resident(t *testing.T, s []uint32) (have, all int) {
 	all = (4*cap(s) - int(skip)) / page
 	vec := make([]byte, all)
 	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, p+skip, uintptr(all*page), uintptr(unsafe.Pointer(&vec[0]))); errno != 0 {
-		t.Fatal(errno)
+		t.Fatalf("mincore of %d pages: %v", all, errno)
 	}
 	for _, v := range vec {
 		have += int(v & 1)

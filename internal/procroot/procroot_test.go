@@ -49,12 +49,12 @@ func TestOpen(t *testing.T) {
 		}
 	}
 	if Same(pid) || !Same(os.Getpid()) || !Same(1<<30) {
-		t.Error(Same(pid), Same(os.Getpid()), Same(1<<30))
+		t.Errorf("Same of %d, %d, 1<<30 = %v, %v, %v, want false, true, true", pid, os.Getpid(), Same(pid), Same(os.Getpid()), Same(1<<30))
 	}
 	if pids := Others(); !slices.ContainsFunc(pids, func(p int) bool { a, _ := ID(p); b, ok := ID(pid); return ok && a == b }) {
 		t.Errorf("the process is not among %v", pids)
 	}
 	if Inner(pid) != 1 || Inner(os.Getpid()) < 1 || Inner(1<<30) != 1<<30 {
-		t.Error(Inner(pid), Inner(os.Getpid()))
+		t.Errorf("Inner of %d, %d, 1<<30 = %d, %d, %d, want 1, > 0, 1<<30", pid, os.Getpid(), Inner(pid), Inner(os.Getpid()), Inner(1<<30))
 	}
 }

@@ -143,7 +143,7 @@ func TestDebVersion(t *testing.T) {
 		}
 	}
 	if got := debVersion(order[0]); got != "0.0.0~20261123134531.4920ef4e5ab7" {
-		t.Error(got)
+		t.Errorf("debVersion(%s) = %q, want 0.0.0~20261123134531.4920ef4e5ab7", order[0], got)
 	}
 }
 
@@ -235,7 +235,7 @@ func TestSettings(t *testing.T) {
 	}
 	env, err := settings(t.Context())
 	if err != nil || !slices.Contains(env, "GONOSUMDB=example.org") {
-		t.Fatal(env, err)
+		t.Fatalf("settings = %q, %v, want GONOSUMDB=example.org among them", env, err)
 	}
 	if out, err := run(t.Context(), ".", env, "go", "env", "GOAMD64", "GONOSUMDB"); err != nil || string(out) != "v1\nexample.org\n" {
 		t.Errorf("%q, %v", out, err)
@@ -261,7 +261,7 @@ func TestKilled(t *testing.T) {
 	patience = 500 * time.Millisecond
 	_, err = run(t.Context(), ".", nil, "sh", "-c", `exec 3>"$0"; echo began >&3; sleep 1000; true`, fifo)
 	if err == nil || !strings.Contains(err.Error(), ": not done in 500ms\n") {
-		t.Error(err)
+		t.Errorf("run of a sleep = %v, want not done in 500ms", err)
 	}
 	r.SetReadDeadline(time.Now().Add(20 * time.Second))
 	// At its end, no process has the FIFO open.

@@ -46,7 +46,7 @@ func TestReduction(t *testing.T) {
 		return strings.Contains(q.String(), "-mllvm -y") && q.features.has(tail) && q.funcs >= 3
 	})
 	if s := fmt.Sprint(got, " ", got.funcs); s != "seed 1: c, clang-19 -mllvm -y, with tail 3" {
-		t.Error(s)
+		t.Errorf("reduce = %s, want seed 1: c, clang-19 -mllvm -y, with tail 3", s)
 	}
 	if len(p.flags) != 6 {
 		t.Errorf("the plan itself was changed: %s", p)

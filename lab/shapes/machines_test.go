@@ -196,7 +196,7 @@ func stageFor(t *testing.T, arch string) *stage {
 		files, err := filepath.Glob("testdata/" + x[0] + ".*")
 		more, err2 := filepath.Glob("testdata/" + x[0] + "/*.go")
 		if files = append(files, more...); err != nil || err2 != nil || len(files) != 1 {
-			t.Fatal(x, files, err, err2)
+			t.Fatalf("shape %s has the sources %q, %v, %v, want 1", x[0], files, err, err2)
 		}
 		s, b := readShape(t, files[0]), byName(x[1])
 		if !s.takes(b) {

@@ -47,7 +47,7 @@ func TestShapes(t *testing.T) {
 	for _, pattern := range []string{"testdata/*.c", "testdata/*.cc", "testdata/*.rs", "testdata/*/*.go"} {
 		some, err := filepath.Glob(pattern)
 		if err != nil || len(some) == 0 {
-			t.Fatal(pattern, err)
+			t.Fatalf("Glob(%s) = %q, %v, want sources", pattern, some, err)
 		}
 		files = append(files, some...)
 	}

@@ -46,7 +46,7 @@ func profiled(t *testing.T, command ...string) (string, *profile.Profile) {
 	}
 	defer r.close()
 	if status, note, err := r.waitEvery(t.Context(), 0, nil, nil); status != 0 || note != "" || err != nil {
-		t.Fatal(status, note, err)
+		t.Fatalf("%q ends with status %d, note %q, %v, want 0 and no note", command, status, note, err)
 	}
 	mods := modules.New()
 	defer mods.Close()
@@ -55,7 +55,7 @@ func profiled(t *testing.T, command ...string) (string, *profile.Profile) {
 	defer n.Close()
 	p, notes, err := r.profile(mods, n)
 	if err != nil || len(notes) > 0 {
-		t.Fatal(notes, err)
+		t.Fatalf("profile of %q has the notes %q, %v, want none", command, notes, err)
 	}
 	text, err := os.ReadFile(out.Name())
 	if err != nil {

@@ -208,10 +208,10 @@ func TestInlined(t *testing.T) {
 	want := []any{uint64(50), uint64(50), uint64(200), 0, []SourceLine{
 		{File: "/src/h.h", Line: 5, Self: 30, Total: 30}, {File: "/src/h.h", Line: 6, Self: 20, Total: 20}}}
 	if d := cmp.Diff(want, got); d != "" {
-		t.Error(d)
+		t.Errorf("Function of inlined calls: -want +got:\n%s", d)
 	}
 	if !slices.Contains(a.Notes, "source: /src/h.h: it is gone") {
-		t.Error(a.Notes)
+		t.Errorf("Function has the notes %q, want source: /src/h.h: it is gone", a.Notes)
 	}
 }
 

@@ -218,7 +218,7 @@ func countSteps(t *testing.T, lib string) {
 	}
 	steps, err := strconv.Atoi(strings.TrimSpace(string(qemu("1"))))
 	if err != nil || steps < 40 {
-		t.Fatal(steps, err)
+		t.Fatalf("step_count with %s counts %d steps, %v, want 40 or more", lib, steps, err)
 	}
 	help, _ := exec.Command("qemu-aarch64", "-help").Output()
 	one := "-singlestep" // in QEMU before 8.1, and no more since 9.0
@@ -252,7 +252,7 @@ func TestArmBranchTargets(t *testing.T) {
 	}
 	for _, f := range functions {
 		if !strings.HasSuffix(strings.TrimSpace(f), "bti\tc") {
-			t.Error(f)
+			t.Errorf("a function of local_aarch64.S begins with %q, want bti c", f)
 		}
 	}
 	if jump := regexp.MustCompile(`(?m)^.*\tbr\t.*$`).Find(code); jump != nil {
@@ -271,7 +271,7 @@ func TestUnmarked(t *testing.T) {
 		}
 		libs, err := filepath.Glob(filepath.Join(dir, "*.so*"))
 		if err != nil || len(libs) < 2 {
-			t.Fatal(libs, err)
+			t.Fatalf("make CC=%s builds %q, %v, want 2 or more libraries", cc, libs, err)
 		}
 		for _, lib := range libs {
 			notes, err := exec.Command("readelf", "-nW", lib).CombinedOutput()

@@ -105,7 +105,7 @@ func objectsOf(t testing.TB, cc, cflags, library string) []string {
 	})
 	out, err := os.ReadFile(filepath.Join(list, "objects"))
 	if err != nil || len(out) == 0 {
-		t.Fatal(library, err)
+		t.Fatalf("the objects of %s are %q, %v, want some", library, out, err)
 	}
 	return strings.Fields(string(out))
 }
@@ -159,7 +159,7 @@ func TestWays(t *testing.T) {
 	oracle.Need(t, "make", "gcc")
 	headers, err := filepath.Glob("../*.h")
 	if err != nil || len(headers) == 0 {
-		t.Fatal(err)
+		t.Fatalf("Glob(../*.h) = %q, %v, want headers", headers, err)
 	}
 	own := map[string]bool{}
 	for _, c := range []struct{ library, way, macros string }{{"local", "", ""}, {"native", "native", "NATIVE"}, {"llvm", "llvm", "LLVM"}, {"heap", "heap", "NATIVE|TRAIL"}} {

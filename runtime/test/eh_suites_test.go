@@ -68,7 +68,7 @@ func gccTests(t *testing.T) string {
 	t.Helper()
 	archives, err := filepath.Glob(filepath.Join(oracle.Source(t, "bookworm", "exceptions-gcc", "gcc-12", "*.tar.xz"), "gcc-*.tar.xz"))
 	if err != nil || len(archives) != 1 {
-		t.Fatal(archives, err)
+		t.Fatalf("the archives of gcc-12 are %q, %v, want 1", archives, err)
 	}
 	dir := t.TempDir()
 	oracle.Run(t, "tar", "-x", "-C", dir, "-f", archives[0], "--strip-components=1", "--wildcards", "*/gcc/testsuite/g++.dg/eh/*",

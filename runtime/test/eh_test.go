@@ -160,7 +160,7 @@ func TestEhDamaged(t *testing.T) {
 		lib, prog := m.library(t), m.program(t, "eh_same.cc", "-O2")
 		out := m.run(t, lib, []string{m.libgccCopy(t)}, prog, fmt.Sprint(oracle.Few(m.few(2000, 50), m.few(200_000, 2000))))
 		if !strings.HasSuffix(out, "libgcc ends well: often, the library does not: 0\n<nil>\n") {
-			t.Error(out)
+			t.Errorf("eh_same prints\n%s\nwant that libgcc never ends well where the library does not", out)
 		}
 	})
 }
@@ -398,7 +398,7 @@ func TestEhTrees(t *testing.T) {
 			prog := m.program(t, "eh_tree.cc", strings.Fields(flags)...)
 			seed := fmt.Sprint(i*100_000_000 + 1)
 			if out := m.same(t, nil, prog, seed, fmt.Sprint(oracle.Few(m.few(10_000, 200), m.few(1_000_000, 20_000))), "2"); !strings.Contains(out, "escaped") {
-				t.Error(out)
+				t.Errorf("eh_tree %s, built with %s, prints\n%s\nwant escaped", seed, flags, out)
 			}
 			out := m.run(t, lib, env, prog, seed, fmt.Sprint(oracle.Few(m.few(2_000, 100), m.few(50_000, 2_000))))
 			if !strings.HasSuffix(out, "contexts many different 0\n<nil>\n") {
@@ -417,10 +417,10 @@ func TestEhRust(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	if out := ehHere.same(t, nil, prog); !strings.Contains(out, "deep: 4, main:") || !strings.HasSuffix(out, "ended 15\n<nil>\n") {
-		t.Error(out)
+		t.Errorf("eh_panic prints\n%s\nwant deep: 4, main:, and at the end ended 15 and <nil>", out)
 	}
 	if out := ehHere.same(t, nil, prog, "twice"); strings.HasSuffix(out, "<nil>\n") {
-		t.Error(out)
+		t.Errorf("eh_panic twice prints\n%s\nwant an error at the end", out)
 	}
 }
 

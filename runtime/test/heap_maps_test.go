@@ -150,7 +150,7 @@ func TestHeapMaps(t *testing.T) {
 		atStops(t, []string{"LD_PRELOAD=" + lib, "UNSPOOL_HEAP=" + dir, "UNSPOOL_HEAP_MAPS=1"}, command, func(int) {
 			all, err := heap.Read(dir)
 			if err != nil || len(all) != 1 || all[0].Damaged+all[0].Lost+all[0].Nested > 0 {
-				t.Fatal(all, err)
+				t.Fatalf("Read(%s) = %d processes, %v, want 1 with nothing damaged, lost or nested", dir, len(all), err)
 			}
 			got = all[0]
 		})
@@ -173,7 +173,7 @@ func TestHeapMaps(t *testing.T) {
 		var want mapper
 		paths, _ := filepath.Glob(files + ".*")
 		if len(paths) != len(command[2:])*int(threads[0]-'0')+1 {
-			t.Fatal(paths)
+			t.Fatalf("strace writes %q, want a file for the program, and for each of %s threads", paths, threads)
 		}
 		var wantUse uint64
 		for _, path := range paths {

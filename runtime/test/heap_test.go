@@ -228,7 +228,7 @@ func counted(t testing.TB, prog string, args ...string) (out string, ours, their
 		var pid int32
 		b, err := os.ReadFile(filepath.Join(dir, f.Name()))
 		if _, e := fmt.Sscanf(f.Name(), "%d.", &pid); err != nil || e != nil || len(b) != 32 {
-			t.Fatal(f, err, e)
+			t.Fatalf("%s has %d bytes, %v, want 32; its process: %v", f.Name(), len(b), err, e)
 		}
 		w := func(i int) uint64 { return binary.NativeEndian.Uint64(b[8*i:]) }
 		if w(0) == 0 {
@@ -248,7 +248,7 @@ func TestHeapAll(t *testing.T) {
 	prog := heapProgram(t, "heap_all.cc", "-fno-builtin", "-Wno-alloc-size-larger-than")
 	out, ours, theirs, all := counted(t, prog, "parent", plug)
 	if out != "done\ndone\n<nil>\n" && out != "done\n<nil>\n" {
-		t.Error(out)
+		t.Errorf("heap_all prints %q, want done once or twice, and no error", out)
 	}
 	if len(ours) != 6 || !slices.Equal(ours, theirs) {
 		t.Errorf("recorded\n%v\ncounted\n%v", ours, theirs)
@@ -278,7 +278,7 @@ func TestHeapPrograms(t *testing.T) {
 			oracle.Need(t, c[0])
 			out, ours, theirs, _ := counted(t, c[0], c[1:]...)
 			if !strings.HasSuffix(out, "<nil>\n") {
-				t.Error(out)
+				t.Errorf("%s prints\n%s\nwant no error at the end", c[0], out)
 			}
 			var all, inUse heap.Amount
 			for _, o := range ours {
@@ -312,7 +312,7 @@ func TestHeapSignals(t *testing.T) {
 	for _, period := range []string{"0", "1000"} {
 		out, all := heapRun(t, heapLibrary(t)+":"+bump, []string{"UNSPOOL_HEAP_PERIOD=" + period}, prog, "signals")
 		if out != "many\n<nil>\n" {
-			t.Error(out)
+			t.Errorf("heap_safe signals, period %s, prints %q, want many and no error", period, out)
 		}
 		totals(t, all)
 		for _, p := range all {
@@ -335,7 +335,7 @@ func TestHeapForks(t *testing.T) {
 	for _, period := range []string{"0", "1000"} {
 		out, all := heapRun(t, heapLibrary(t), []string{"UNSPOOL_HEAP_PERIOD=" + period}, prog, "forks", plug)
 		if out != "0\n<nil>\n" {
-			t.Error(out)
+			t.Errorf("heap_safe forks, period %s, prints %q, want 0 and no error", period, out)
 		}
 		if totals(t, all); len(all) < 100 {
 			t.Errorf("%d processes", len(all))
@@ -609,7 +609,7 @@ func TestHeapFigures(t *testing.T) {
 		cmd.Env = append(os.Environ(), env...)
 		out, err := cmd.Output()
 		if _, e := fmt.Sscan(string(out), &ns); err != nil || e != nil {
-			t.Fatal(err, e)
+			t.Fatalf("%q prints %q, %v, want nanoseconds: %v", cmd.Args, out, err, e)
 		}
 		return ns
 	}

@@ -68,7 +68,7 @@ func TestSharedObjects(t *testing.T) {
 		flags, err3 := f.DynValue(elf.DT_FLAGS)
 		textrel, err4 := f.DynValue(elf.DT_TEXTREL)
 		if err != nil || err2 != nil || err3 != nil || err4 != nil {
-			t.Fatal(err, err2, err3, err4)
+			t.Fatalf("%s: SONAME: %v, libraries: %v, FLAGS: %v, TEXTREL: %v", name, err, err2, err3, err4)
 		}
 		slices.Sort(libs)
 		libs = slices.DeleteFunc(libs, func(lib string) bool { return strings.HasPrefix(lib, "ld-linux") })

@@ -241,7 +241,7 @@ func runpath(t *testing.T, prog string) string {
 	new, err := f.DynString(elf.DT_RUNPATH)
 	old, err2 := f.DynString(elf.DT_RPATH)
 	if err != nil || err2 != nil {
-		t.Fatal(err, err2)
+		t.Fatalf("%s: RUNPATH: %v, RPATH: %v", prog, err, err2)
 	}
 	return strings.Join(append(old, new...), ":")
 }

@@ -206,10 +206,10 @@ func TestLlvmThrows(t *testing.T) {
 			}
 			// libgcc_s.so.1, which the C library loads, makes contexts that LLVM's functions cannot read.
 			if out := llvmRun(t, m, env, theirs, ours, shapes, "cancellation"); strings.Count(out, "\ncleanup waits\n") != 4 {
-				t.Error(out)
+				t.Errorf("eh_shapes cancellation, built with %s, prints\n%s\nwant cleanup waits 4 times", flags, out)
 			}
 			if out := same(tree, "7", fmt.Sprint(oracle.Few(m.few(1000, 100), m.few(100_000, 1000)))); !strings.Contains(out, "escaped") {
-				t.Error(out)
+				t.Errorf("eh_tree 7, built with %s, prints\n%s\nwant escaped", flags, out)
 			}
 		}
 	})

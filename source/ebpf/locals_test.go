@@ -146,7 +146,7 @@ func TestLocals(t *testing.T) {
 	for _, machine := range []string{"amd64", "arm64"} {
 		spec := specOf(t, machine)
 		if len(spec.Programs) < 5 {
-			t.Fatal(spec.Programs)
+			t.Fatalf("the object for %s has %d programs, want 5 or more", machine, len(spec.Programs))
 		}
 		for name, p := range spec.Programs {
 			chain, bytes, err := deepest(subprograms(p))
@@ -156,7 +156,7 @@ func TestLocals(t *testing.T) {
 			}
 			t.Log(text)
 			if err != nil || bytes > maxLocals {
-				t.Error(text, err)
+				t.Errorf("deepest = %s, %v, want %d bytes at most", text, err, maxLocals)
 			}
 		}
 	}

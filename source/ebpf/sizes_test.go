@@ -113,7 +113,7 @@ func TestCacheLines(t *testing.T) {
 	}
 	places, ok := s.Members[0].Type.(*btf.Array)
 	if !ok {
-		t.Fatal(s.Members[0].Type)
+		t.Fatalf("the answers are %v, want an array", s.Members[0].Type)
 	}
 	if n, err := btf.Sizeof(places.Type); runtime.GOARCH == "amd64" && (err != nil || n != 64) {
 		t.Errorf("a place has %d bytes: %v", n, err)

@@ -160,7 +160,7 @@ func TestAddresses(t *testing.T) {
 	b := object(t, ".text=0x7f0000001040", ".eh_frame=0x7f0000002000")
 	images, err := Read(m, registered(m, b).Read, list, room())
 	if err != nil || len(images) != 1 {
-		t.Fatal(images, err)
+		t.Fatalf("Read = %d images, %v, want 1", len(images), err)
 	}
 	img := images[0]
 	u, err := format.Open(img)

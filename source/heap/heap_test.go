@@ -68,7 +68,7 @@ func write(t testing.TB, chunks [][]byte) (dir string) {
 func TestRead(t *testing.T) {
 	all, err := Read(write(t, sample()))
 	if err != nil || len(all) != 1 {
-		t.Fatal(all, err)
+		t.Fatalf("Read = %d processes, %v, want 1", len(all), err)
 	}
 	p := all[0]
 	if p.PID != 7 || p.Comm != "comm" || p.Path != "/bin/prog" || p.Period != 1000 || p.Nested != 2 || p.Damaged != 0 || p.InUse != (Amount{3, 300}) || p.Peak != (Amount{4, 400}) {
@@ -93,13 +93,13 @@ func TestDamaged(t *testing.T) {
 	for n := range s[0] {
 		all, err := Read(write(t, [][]byte{s[0][:n], s[1]}))
 		if err != nil || len(all) != 1 || len(all[0].Stacks) > 2 {
-			t.Fatal(all, err)
+			t.Fatalf("Read of %d bytes of the first chunk = %d processes, %v, want 1 with 2 stacks at most", n, len(all), err)
 		}
 	}
 	dir := write(t, s)
 	os.Remove(filepath.Join(dir, "7-5-0"))
 	if all, err := Read(dir); err != nil || len(all) != 1 || all[0].Damaged != 1 || all[0].Full {
-		t.Error(all[0], err)
+		t.Errorf("Read without 7-5-0 = %d processes, %v, want 1, damaged and not full", len(all), err)
 	}
 	if all, err := Read(write(t, [][]byte{s[0], s[1], nil})); err != nil || len(all) != 1 || all[0].Damaged != 0 || !all[0].Full {
 		t.Error("a file that found no room:", all[0], err)
@@ -166,12 +166,12 @@ func FuzzChunk(f *testing.F) {
 		frames := 0
 		for _, s := range p.Stacks {
 			if len(s.Frames) > maxFrames {
-				t.Fatal(len(s.Frames))
+				t.Fatalf("a stack has %d frames, want %d at most", len(s.Frames), maxFrames)
 			}
 			frames += len(s.Frames)
 			for _, fr := range s.Frames {
 				if fr.Module >= len(p.Modules) {
-					t.Fatal(fr)
+					t.Fatalf("a frame is %+v, want one of %d modules", fr, len(p.Modules))
 				}
 			}
 		}

@@ -305,7 +305,7 @@ func TestSplice(t *testing.T) {
 	m := arch.AMD64
 	tables, err := Read(m, registered(m, 4).Read, []Range{{dataAt, dataAt + 0x1000}}, func(lo, hi arch.Addr) bool { return true })
 	if len(tables) != 1 || err != nil {
-		t.Fatal(tables, err)
+		t.Fatalf("Read = %d tables, %v, want 1", len(tables), err)
 	}
 	anon, file := unwind.NewModule("//anon", "", nil), unwind.NewModule("/lib/x.so", "", nil)
 	// Four functions of 16 bytes: over the end of one mapping into the next, over a file's, and over the last end.

@@ -60,7 +60,7 @@ func TestStop(t *testing.T) {
 				for _, s := range stacks {
 					// A thread that is just starting is in code without information.
 					if s.err != nil || s.stop != unwind.Outermost && args[0] == "threads" || len(s.frames) == 0 {
-						t.Error(s)
+						t.Errorf("a thread of %q is %+v, want frames and no error; in threads, outermost", args, s)
 					}
 				}
 				released(t, pid, false)
@@ -127,7 +127,7 @@ func TestNoPause(t *testing.T) {
 		eventually(t, "all threads wait again", func() bool { return strings.Trim(states(pid), "S") == "" })
 		p, pause := look(t, pid, Options{NoPause: true})
 		if pause != (Pause{}) {
-			t.Error(pause)
+			t.Errorf("Open(%d, NoPause) has %+v, want no pause", pid, pause)
 		}
 		without = walked(p)
 	})
@@ -198,7 +198,7 @@ func TestReplaced(t *testing.T) {
 	syscall.Kill(pid, syscall.SIGUSR1)
 	eventually(t, "sleep is executed", func() bool { return procfs.Status(pid, "Name") == "sleep" })
 	if _, err := old.stop(); !errors.Is(err, errReplaced) {
-		t.Error(err)
+		t.Errorf("stop of what is another program now = %v, want %v", err, errReplaced)
 	}
 	released(t, pid, false)
 }
@@ -303,7 +303,7 @@ func TestKilled(t *testing.T) {
 		time.Sleep(time.Duration(i) * 371 * time.Microsecond) // at any moment
 		cmd.Process.Kill()
 		if err := cmd.Wait(); !errors.As(err, new(*exec.ExitError)) {
-			t.Error(err)
+			t.Errorf("Wait of a killed process = %v, want an ExitError", err)
 		}
 		released(t, pid, false)
 	}
@@ -352,7 +352,7 @@ func TestAsNobody(t *testing.T) {
 		t.Skip("part of TestOrdinaryUser")
 	}
 	if _, _, err := Open(1, Options{}); err == nil || !strings.Contains(err.Error(), "another user (0): run unspool as that user or as root") || !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EPERM) {
-		t.Error(err)
+		t.Errorf("Open(1) = %v, want that it is another user's", err)
 	}
 	p, _, err := Open(own, Options{Mods: set().Module})
 	if err != nil {
@@ -363,6 +363,6 @@ func TestAsNobody(t *testing.T) {
 		t.Skip(err)
 	}
 	if s := walked(p); len(s) != 1 || s[0].stop != unwind.Outermost {
-		t.Error(s)
+		t.Errorf("Open(%d) has %+v, want one thread, outermost", own, s)
 	}
 }

@@ -100,7 +100,7 @@ func TestParseEvent(t *testing.T) {
 	}
 	at.tracefs = at.tracefs[:1]
 	if _, err := parseEvent("sched:sched_switch", at); err == nil || !strings.Contains(err.Error(), "mount -t tracefs") {
-		t.Error(err)
+		t.Errorf("parseEvent(sched:sched_switch) without tracefs = %v, want mount -t tracefs", err)
 	}
 }
 
@@ -158,7 +158,7 @@ func TestWhere(t *testing.T) {
 
 func TestCPUs(t *testing.T) {
 	if got, err := parseCPUs("0-2,5,8-9"); err != nil || !slices.Equal(got, []int{0, 1, 2, 5, 8, 9}) {
-		t.Error(got, err)
+		t.Errorf("parseCPUs(0-2,5,8-9) = %v, %v, want 0, 1, 2, 5, 8, 9", got, err)
 	}
 	for _, s := range []string{"", "a", "1-", "3-1", "-1", "0-99999999"} {
 		if got, err := parseCPUs(s); err == nil {

@@ -66,7 +66,7 @@ func TestSynthesised(t *testing.T) {
 	for len(r.synth) > 0 {
 		raw, buf, err := r.Next()
 		if err != nil || buf != nil {
-			t.Fatal(err)
+			t.Fatalf("Next of a record without a sample = buffer %v, %v, want none", buf, err)
 		}
 		if err := r.dec.Decode(raw, &rec); err != nil || rec.Time != 0 || !rec.HasTime {
 			t.Errorf("%v: %+v", err, rec)

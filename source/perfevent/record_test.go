@@ -287,14 +287,14 @@ func TestStop(t *testing.T) {
 		}
 	}
 	if err != io.EOF {
-		t.Error(err)
+		t.Errorf("Next after cancel = %v, want %v", err, io.EOF)
 	}
 	r.Close()
 	if d := time.Since(start); d > time.Minute { // of a thousand seconds
 		t.Errorf("it took %v", d)
 	}
 	if _, err := Open(ctx, Options{Command: []string{"true"}}); !errors.Is(err, context.Canceled) {
-		t.Error(err)
+		t.Errorf("Open after cancel = %v, want %v", err, context.Canceled)
 	}
 }
 

@@ -29,7 +29,7 @@ func times(t *testing.T, pid int) (user, kernel float64) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	f := bytes.Fields(b)
 	if err != nil || len(f) < 15 { // the program's name has no spaces
-		t.Fatal(err)
+		t.Fatalf("/proc/%d/stat has %d fields, %v, want 15 or more", pid, len(f), err)
 	}
 	user, _ = strconv.ParseFloat(string(f[13]), 64)
 	kernel, _ = strconv.ParseFloat(string(f[14]), 64)
@@ -506,7 +506,7 @@ func TestBrief(t *testing.T) {
 			r := open(t, Options{Command: command, Frequency: 199})
 			g := run(t, r, nil)
 			if st, ok := r.Wait(); !ok || st != 0 {
-				t.Error(st, ok)
+				t.Errorf("Wait = %v, %v, want 0, true", st, ok)
 			}
 			due := (children() - from).Seconds() * 199
 			chance := 3 * math.Sqrt(due) // a lack is not counted up to there: see settle

@@ -298,7 +298,7 @@ func TestThread(t *testing.T) {
 	pid, _ := spawn(t, "threads", "2")
 	tids, err := procfs.Threads(pid)
 	if err != nil || len(tids) < 3 {
-		t.Fatal(tids, err)
+		t.Fatalf("Threads(%d) = %v, %v, want 3 or more", pid, tids, err)
 	}
 	slices.Sort(tids)
 	tid := tids[1] // the first that main has started

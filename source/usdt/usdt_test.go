@@ -223,7 +223,7 @@ func TestArguments(t *testing.T) {
 	p := Probe{Provider: "otel_memory", Name: "alloc", Args: "8@%rax 8@size(%rip)"}
 	if _, err := p.Arguments(arch.AMD64); err == nil ||
 		err.Error() != `argument 2 of probe otel_memory:alloc, "8@size(%rip)": unsupported: memory relative to the code, which takes the program's symbols` {
-		t.Error(err)
+		t.Errorf("Arguments of %q = %v, want that argument 2 is unsupported", p.Args, err)
 	}
 }
 

@@ -247,7 +247,7 @@ func TestLLVM(t *testing.T) {
 				}
 			}
 			for _, n := range in.Notes() {
-				t.Error(n)
+				t.Errorf("%s has the note %q, want none", s.name, n)
 			}
 			checkLines(t, in, addrs, places)
 			t.Logf("%d addresses, %d known, %d differ", len(addrs), known, bad)

@@ -317,7 +317,7 @@ func TestCacheDir(t *testing.T) {
 	}
 	for range 2 {
 		if _, err := fetch(); !errors.Is(err, ErrNotFound) {
-			t.Error(err)
+			t.Errorf("Fetch where cache_miss_s is a link = %v, want %v", err, ErrNotFound)
 		}
 	}
 	if st, err := os.Lstat(target); err == nil {
@@ -328,7 +328,7 @@ func TestCacheDir(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := fetch(); !errors.Is(err, ErrNotFound) {
-		t.Error(err)
+		t.Errorf("Fetch where cache_miss_s is a FIFO = %v, want %v", err, ErrNotFound)
 	}
 	for what, spoil := range map[string]func() func(){
 		"others can write": func() func() { os.Chmod(cache, 0o777); return func() { os.Chmod(cache, 0o755) } },

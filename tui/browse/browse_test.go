@@ -155,11 +155,11 @@ func TestBrowse(t *testing.T) {
 	}
 	press(r, "esc", "n")
 	if !strings.Contains(r.text(), "nothing has been searched for") {
-		t.Error(r.text())
+		t.Errorf("n without a search shows\n%s\nwant nothing has been searched for", r.text())
 	}
 	press(r, "/", "z", "z", "enter")
 	if !strings.Contains(r.text(), "nothing matches zz") {
-		t.Error(r.text())
+		t.Errorf("the search for zz shows\n%s\nwant nothing matches zz", r.text())
 	}
 	if _, cmd := r.Update(tea.KeyPressMsg{Text: "q", Code: 'q'}); cmd == nil {
 		t.Errorf("q does not end it: no command, and the screen shows\n%s", r.text())
