@@ -134,7 +134,7 @@ bench:
 # machine code and C of all of them against the reference. Takes ten minutes on two cores.
 .PHONY: corpus
 corpus:
-	UNSPOOL_CORPUS=all $(GO) test -timeout 4h -run 'Corpus|Judge' -v ./format/dwarf ./emit/native ./emit/csource
+	UNSPOOL_CORPUS=all $(GO) test -timeout 4h -run 'Corpus|Judge' -v ./format/dwarf ./emit/compact ./emit/native ./emit/csource
 	$(GO) run ./cmd/unspool verify /usr/bin /usr/sbin /usr/lib /usr/libexec
 
 # The same for AArch64: the files of some 560 packages of two suites of Debian, which it fetches, in CORPUS. Takes five minutes on two cores.

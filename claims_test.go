@@ -109,7 +109,7 @@ var documented = []struct {
 	{"docs/RATIONALE.md", "Why copies of 32 KiB by default?", [][2]string{{"source/perfevent/plan.go", `defaultStack += 32 << 10`}}},
 	{"docs/RATIONALE.md", "While 12 MB of copies wait", [][2]string{{"source/perfevent/drain.go", `shrinkCopies = 12 << 20`}}},
 	{"docs/RATIONALE.md", "from 48 MB on, a sample has its registers only", [][2]string{{"source/perfevent/queue.go", `part\(64<<20, 64\)`}, {"source/perfevent/queue.go", `m\.none = int64\(m\.backlog\) / 4 \* 3`}}},
-	{"docs/RATIONALE.md", "Mapping 2 MiB at once", [][2]string{{"source/perfdata/input.go", `windowSize = 2 << 20`}}},
+	{"docs/RATIONALE.md", "so windows have 8 MiB", [][2]string{{"source/perfdata/input.go", `windowSize = 8 << 20`}}},
 	{"docs/RATIONALE.md", "Why is garbage not collected below 64 MB in a report?", [][2]string{{"internal/cli/memory.go", `lateCollection = 64 << 20`}}},
 	{"docs/RATIONALE.md", "when the heap has grown by a quarter", [][2]string{{"internal/cli/memory.go", `often = 25`}}},
 	{"docs/RATIONALE.md", "reads for 5 ms at a time, one process for 20 ms at most", [][2]string{{"source/perfevent/again.go", `sliceTime += 5 \* time\.Millisecond`}, {"source/perfevent/again.go", `oneTime += 20 \* time\.Millisecond`}}},

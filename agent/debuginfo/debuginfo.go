@@ -28,7 +28,7 @@ const (
 	remembered = 6 * time.Hour // how long an answer holds
 	goneAgain  = time.Minute   // when a file is looked for again that was not found
 	askEvery   = 200 * time.Millisecond
-	leastPause = time.Second // after a failure; doubled with each
+	leastPause = time.Second      // after a failure; doubled with each
 	maxTries   = 6                // to ask about a file
 	maxCalls   = 4                // to file systems that do not answer: then no more files are looked at
 	patience   = 10 * time.Second // for a file to be opened

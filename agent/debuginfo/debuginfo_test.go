@@ -507,7 +507,7 @@ func TestPauses(t *testing.T) {
 		return true, 0, nil
 	}}, 1, func(s Stats, pauses []time.Duration) {
 		for i, p := range pauses {
-			if most := leastPause<<i; p < most/2 || p > most {
+			if most := leastPause << i; p < most/2 || p > most {
 				t.Errorf("try %d came after %v, want %v to %v", i+2, p, most/2, most)
 			}
 		}

@@ -28,8 +28,8 @@ type input struct {
 // bufferSize is how much of a stream is read at once. A record has less than 64 KiB.
 const bufferSize = 1 << 20
 
-// windowSize is how much of a file is mapped at once.
-const windowSize = 2 << 20
+// windowSize is how much of a file is mapped at once. Each end of a window interrupts the processors that this process runs on.
+const windowSize = 8 << 20
 
 // need makes b at least n ≤ 64 Ki bytes long. It returns io.EOF if there is no byte left, and io.ErrUnexpectedEOF
 // if there are fewer than n.
@@ -58,11 +58,12 @@ func (in *input) need(n int) error {
 	return nil
 }
 
-// window maps the file from b on: more of it than there was. Where it cannot be mapped, it is read.
+// window maps the file from b on: more of it than there was. Where it cannot be mapped, it is read. Pages come with the faults of readers, of which
+// each maps those around it, too; MAP_POPULATE would look at each page once more.
 func (in *input) window() error {
 	lo := (in.at + in.off) &^ int64(os.Getpagesize()-1)
 	hi := min(lo+windowSize, in.at+in.end)
-	m, err := unix.Mmap(int(in.file.Fd()), lo, int(hi-lo), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_POPULATE)
+	m, err := unix.Mmap(int(in.file.Fd()), lo, int(hi-lo), unix.PROT_READ, unix.MAP_PRIVATE)
 	if err != nil {
 		at := in.off + int64(len(in.b))
 		in.r, in.file = io.NewSectionReader(in.file, in.at+at, in.end-at), nil
