@@ -24,6 +24,19 @@ var library = []string{
 	"arch", "format", "module", "modules", "names", "profile", "record", "report", "rows", "source/corefile", "source/live", "source/perfdata", "stacks", "store", "unwind",
 }
 
+// declared returns the type of the i-th name of a declaration, with a space before it; nothing where its value does not show the type.
+func declared(s *ast.ValueSpec, i int, show func(any) string) string {
+	if s.Type != nil {
+		return " " + show(s.Type)
+	}
+	if i < len(s.Values) {
+		if lit, ok := s.Values[i].(*ast.CompositeLit); ok && lit.Type != nil {
+			return " " + show(lit.Type)
+		}
+	}
+	return ""
+}
+
 // surface returns a line for each exported name of a package, for x86-64: constants, variables, types, functions, fields and methods, without
 // values.
 func surface(t *testing.T, pkg string) (lines []string) {
@@ -61,8 +74,8 @@ func surface(t *testing.T, pkg string) (lines []string) {
 				for _, s := range d.Specs {
 					switch s := s.(type) {
 					case *ast.ValueSpec:
-						for _, n := range s.Names {
-							add("%v %s", d.Tok, n.Name)
+						for i, n := range s.Names {
+							add("%v %s%s", d.Tok, n.Name, declared(s, i, show))
 						}
 					case *ast.TypeSpec:
 						st, ok := s.Type.(*ast.StructType)

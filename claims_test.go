@@ -85,7 +85,7 @@ var documented = []struct {
 	{"docs/SEMANTICS.md", "each step up of more than 4,096 bytes", [][2]string{{"arch/limits.go", `MaxPiece += 4 << 10 `}}},
 	{"docs/SEMANTICS.md", "at most 24 bytes before", [][2]string{{"arch/limits.go", `MaxAfterSyscall = 24 `}}},
 	{"docs/SEMANTICS.md", "(`uc_flags` up to 7,", [][2]string{{"arch/limits.go", `MaxFlags += 7 `}}},
-	{"docs/SEMANTICS.md", "It may be 1 MiB behind the beginning", [][2]string{{"arch/limits.go", `MaxFunction += 1 << 20 `}}},
+	{"docs/SEMANTICS.md", "It may be at most 1 MiB behind the beginning", [][2]string{{"arch/limits.go", `MaxFunction += 1 << 20 `}}},
 	{"docs/SEMANTICS.md", "a straight way of at most 64 instructions", [][2]string{{"arch/edge.go", `MaxEdge = 256\n`}}},
 	{"docs/SEMANTICS.md", "128 bytes on x86-64, none on AArch64", [][2]string{{"arch/amd64.go", `RedZone: +128,`}}},
 	{"docs/SEMANTICS.md", "the fewest of 52, 48, 47 and 39", [][2]string{{"arch/arm64.go", `AddressBits: \[\]int\{52, 48, 47, 39\}`}}},

@@ -266,7 +266,7 @@ func wordless(path string, text []byte) (out []string, err error) {
 }
 
 // TestMessages: who reads that a test has failed reads what was called, too, and what was expected. A test that fails with mere values, as in
-// t.Error(got, ok), does not say it. All files that import testing are looked at: tests, and the packages that help them.
+// t.Error(got, ok), does not say it. This form is what the test finds; words that say nothing, it does not. All files that import testing are looked at: tests, and the packages that help them.
 func TestMessages(t *testing.T) {
 	looked := 0
 	err := filepath.WalkDir(".", func(p string, d fs.DirEntry, err error) error {

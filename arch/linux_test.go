@@ -23,6 +23,7 @@ func TestLinux(t *testing.T) {
 		numPerf  string
 		tls      string
 		starting []string
+		trap     string // si_code of the machine's breakpoint
 	}{
 		{arch.AMD64, "gcc", "struct user_regs_struct", func(r arch.Reg) string { return arch.AMD64.RegName(r) }, func(r arch.Reg) string {
 			name := strings.ToUpper(arch.AMD64.RegName(r))
@@ -30,7 +31,7 @@ func TestLinux(t *testing.T) {
 				name = name[1:]
 			}
 			return "PERF_REG_X86_" + name
-		}, "PERF_REG_X86_64_MAX", "fs_base", []string{"vfork", "clone", "clone3"}},
+		}, "PERF_REG_X86_64_MAX", "fs_base", []string{"vfork", "clone", "clone3"}, "SI_KERNEL"},
 		{arch.ARM64, "aarch64-linux-gnu-gcc", "struct user_pt_regs", func(r arch.Reg) string {
 			if r < 31 {
 				return fmt.Sprintf("regs[%d]", r)
@@ -41,12 +42,12 @@ func TestLinux(t *testing.T) {
 				return "PERF_REG_ARM64_LR"
 			}
 			return "PERF_REG_ARM64_" + strings.ToUpper(arch.ARM64.RegName(r))
-		}, "PERF_REG_ARM64_MAX", "", []string{"clone", "clone3"}},
+		}, "PERF_REG_ARM64_MAX", "", []string{"clone", "clone3"}, "TRAP_BRKPT"},
 	} {
 		t.Run(c.m.Name, func(t *testing.T) {
 			oracle.Need(t, c.cc)
 			u := c.m.UserRegs
-			src := "#include <stddef.h>\n#include <elf.h>\n#include <sys/user.h>\n#include <asm/ptrace.h>\n#include <asm/perf_regs.h>\n#include <asm/unistd.h>\n"
+			src := "#include <stddef.h>\n#include <asm/siginfo.h>\n#include <elf.h>\n#include <sys/user.h>\n#include <asm/ptrace.h>\n#include <asm/perf_regs.h>\n#include <asm/unistd.h>\n"
 			same := func(what string, n any) {
 				src += fmt.Sprintf("_Static_assert(%s == %d, \"%[1]s\");\n", what, n)
 			}
@@ -89,6 +90,9 @@ func TestLinux(t *testing.T) {
 			for i, name := range c.starting {
 				same("__NR_"+name, c.m.Syscall.Starts[i])
 			}
+			same("__NR_mmap", c.m.Syscall.Maps[0])
+			same("__NR_mprotect", c.m.Syscall.Maps[1])
+			same(c.trap, c.m.Trap.Codes[0])
 			if len(c.starting) != len(c.m.Syscall.Starts) {
 				t.Errorf("system calls %v; want %v", c.m.Syscall.Starts, c.starting)
 			}
@@ -129,12 +133,13 @@ func TestWhole(t *testing.T) {
 			"Record":      m.Record.RA > 0 && m.Record.Size > m.Record.RA,
 			"Signal":      m.Signal != nil && len(m.Signal.Returns) > 0 && len(m.Signal.Saved) > int(m.PC) && m.Signal.Saved[m.SP] > 0,
 			"PLT":         m.PLT != nil && len(m.PLT.First.Push) > 0 && m.PLT.Jumps != nil,
-			"Syscall":     len(m.Syscall.Code) > 0 && len(m.Syscall.Starts) > 0,
+			"Syscall":     len(m.Syscall.Code) > 0 && len(m.Syscall.Starts) > 0 && m.Syscall.Maps[0] > 0 && m.Syscall.Maps[1] > 0 && m.Syscall.Restart != 0,
+			"Args":        len(m.Args) >= 3,
 			"Perf":        len(m.Perf) > 0 && len(m.Perf) <= 64,
 			"UserRegs":    len(m.UserRegs.Slots) > 0 && m.UserRegs.Words >= len(m.UserRegs.Slots) && m.UserRegs.TLS+m.UserRegs.TLSSet > 0,
 			"GoMove":      len(m.GoMove.Code) > 0,
 			"Return":      len(m.Return) > 0,
-			"Trap":        len(m.Trap.Code) > 0,
+			"Trap":        len(m.Trap.Code) > 0 && len(m.Trap.Codes) > 0,
 			"EdgeBytes":   m.EdgeBytes > 0 && m.EdgeBytes <= arch.MaxEdge,
 			"GoPush":      (m.GoPush > 0) == m.RAInReg,
 		} {

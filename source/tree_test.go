@@ -137,15 +137,15 @@ func TestForgotten(t *testing.T) {
 	}
 }
 
-// TestAdrift: after a record was lost, a process whose start nobody has seen may belong to the tree, and so may what it starts; those seen before,
+// TestUncertain: after a record was lost, a process whose start nobody has seen may belong to the tree, and so may what it starts; those seen before,
 // and what these start, do not.
-func TestAdrift(t *testing.T) {
+func TestUncertain(t *testing.T) {
 	m := NewTree([]int32{10}).Members()
 	check := func(when string, want ...int32) {
 		t.Helper()
 		for pid := int32(0); pid < 60; pid++ {
 			if has := m.Uncertain(pid); m.lossy && has != slices.Contains(want, pid) {
-				t.Errorf("%s: process %d: adrift is %v", when, pid, has)
+				t.Errorf("%s: process %d: uncertain is %v", when, pid, has)
 			}
 		}
 	}
@@ -154,7 +154,7 @@ func TestAdrift(t *testing.T) {
 	m.Apply(&Record{Type: RecordFork, PID: 30, PPID: 1})
 	m.Apply(&Record{Type: RecordLost, Lost: 0})
 	if m.Uncertain(2) {
-		t.Errorf("process 2 is adrift, but nothing was lost: lossy is %v, losses %d", m.lossy, m.losses)
+		t.Errorf("process 2 is uncertain, but nothing was lost: lossy is %v, losses %d", m.lossy, m.losses)
 	}
 	m.Apply(&Record{Type: RecordLost, Lost: 1}) // 21, which 20 started
 	m.Apply(&Record{Type: RecordFork, PID: 22, PPID: 21})
@@ -171,7 +171,7 @@ func TestAdrift(t *testing.T) {
 	check("a number that is used again", slices.DeleteFunc(want, func(pid int32) bool { return pid == 22 })...)
 	var all *Members
 	if all.Uncertain(1) {
-		t.Error("without a tree, process 1 is adrift")
+		t.Error("without a tree, process 1 is uncertain")
 	}
 }
 
@@ -183,8 +183,8 @@ type treeStream struct {
 
 func (s treeStream) Tree() *Tree { return s.tree }
 
-// TestAdriftCounted: samples that a lost FORK leaves out are counted.
-func TestAdriftCounted(t *testing.T) {
+// TestUncertainCounted: samples that a lost FORK leaves out are counted.
+func TestUncertainCounted(t *testing.T) {
 	s := treeStream{newFake(), NewTree([]int32{10})}
 	for i, pid := range []uint32{10, 11} {
 		s.records = append(s.records, sampleRecord(pid, pid, uint64(i+1), ContextUser, 1))

@@ -55,8 +55,8 @@ With --off-cpu, each place has a second profile, of the time that its threads wa
 
 Each profile has the labels service_name, node, kernel, cgroup, unit, container_id, container, image and pod_uid, as far
 as they are known, and those of --label. --kubelet adds the names of pods, their containers and workloads. A process may
-name its service itself, through OpenTelemetry's process context. If a --relabel rule reads uid, user, comm, executable or
-executable_build_id (with --command-lines: cmdline, too), processes with different values get separate profiles.
+name its service itself, through OpenTelemetry's process context. If a --relabel rule reads uid, user, comm, executable
+or executable_build_id (with --command-lines: cmdline, too), processes with different values get separate profiles.
 
 Where an engine is away or busy, profiles wait in --queue bytes of memory; when these are full, the oldest go, and
 are counted. http://ADDRESS/metrics, /healthz and /readyz say how the agent does; --listen is their address. A page

@@ -49,7 +49,7 @@ SFrame section of version 3 besides, and runs as before. It serves readers that 
 2, which glibc 2.42 and 2.43 read. What SFrame cannot say is left out and counted.
 
 --emit eh_frame adds .eh_frame to a copy of one program or library that lacks it, such as a stripped Go program, for
-debuggers and profilers that know only DWARF. For a PE or Mach-O file, it writes an ELF file that contains only .eh_frame.
+debuggers and profilers that know only DWARF. For a PE or Mach-O file, it writes an ELF file with .eh_frame only.
 
 --emit orc writes a copy of one object file for x86-64 with the unwind tables of Linux 7.1 and later, as objtool makes
 them from code; orc-6.12 writes those of Linux 6.12. What ORC cannot say is left out and counted.

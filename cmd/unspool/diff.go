@@ -25,8 +25,8 @@ diff compares ` + defaultRecording + ` with the previous recording, ` + defaultR
 previous recording is beside the link's target.
 
 The table sorts functions by the certainty of their change, "sigma": the number of standard deviations between the two
-counts of samples, self or total, whichever is greater. How far all functions have moved sets the scale. Changes that may
-be chance are only counted; --all shows them.
+counts of samples, self or total, whichever is greater. How far all functions have moved sets the scale. Changes that
+may be chance are only counted; --all shows them.
 
 --by share compares shares of the whole, so the recordings can differ in length. --by samples and --by periods compare
 absolute numbers. Without --by, heap profiles are compared by their bytes or objects.

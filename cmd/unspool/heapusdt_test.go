@@ -93,8 +93,8 @@ int main(void)
 	return 0;
 }`
 
-// TestHeapTold: a process that reports its samples by probes is read by these, with its own weights, in place of its allocator; its semaphores are set.
-func TestHeapTold(t *testing.T) {
+// TestHeapPublished: a process that reports its samples by probes is read by these, with its own weights, in place of its allocator; its semaphores are set.
+func TestHeapPublished(t *testing.T) {
 	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	if os.Geteuid() != 0 {
@@ -125,8 +125,8 @@ func TestHeapTold(t *testing.T) {
 	}
 }
 
-// TestHeapToldUnread: probes whose arguments cannot be read are named, and the allocator is recorded.
-func TestHeapToldUnread(t *testing.T) {
+// TestHeapPublishedUnread: probes whose arguments cannot be read are named, and the allocator is recorded.
+func TestHeapPublishedUnread(t *testing.T) {
 	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	if os.Geteuid() != 0 {
@@ -147,9 +147,9 @@ func TestHeapToldUnread(t *testing.T) {
 	}
 }
 
-// TestHeapToldByLibrary: of a program with our library in front of its allocator, which reports by its probes, processes that run are read as the
+// TestHeapPublishedByLibrary: of a program with our library in front of its allocator, which reports by its probes, processes that run are read as the
 // library itself counts: each stack's allocations, and what is in use.
-func TestHeapToldByLibrary(t *testing.T) {
+func TestHeapPublishedByLibrary(t *testing.T) {
 	oracle.Long(t)
 	oracle.Need(t, "g++")
 	if os.Geteuid() != 0 {

@@ -246,7 +246,7 @@ func TestDummy(t *testing.T) {
 	}
 }
 `)
-	r.insert("shadow/machine.go", "var machines = []*machine{\n", "\t{Machine: arch.Dummy, decode: decodeARM64, disassemble: disassembleARM64, longest: 4, ownTraps: []int32{trapBrkpt}, restart: 4},\n", false)
+	r.insert("shadow/machine.go", "var machines = []*machine{\n", "\t{Machine: arch.Dummy, decode: decodeARM64, disassemble: disassembleARM64, longest: 4},\n", false)
 	r.add("shadow/dummy_test.go", `package shadow
 
 import (

@@ -47,8 +47,8 @@ The ending of -o picks the format:
 ` + recordFormats.Help() + `
 Without -o, record writes ` + defaultRecording + ` and prints a table; only the recording before is kept, as ` + defaultRecording + `.old.
 
-A complete output replaces the file of the same name. If recording fails, or has no samples, the old file stays. A killed
-recorder leaves .NAME.tmp-… beside it, which report can read. Other users cannot read ` + recordFormats.PrivateEndings() + `.
+A complete output replaces the file of its name. If recording fails, or has no samples, the old file stays. A killed
+recorder leaves .NAME.tmp-… there: report reads it. Others cannot read ` + recordFormats.PrivateEndings() + `.
 
 With --off-cpu --wakers, each wait shows the thread that ended it: "[woken by COMM]" stands above the wait, then the
 waker's stack upside down. So the functions that wake are next to the functions that wait. The self time belongs to
@@ -59,13 +59,13 @@ but no functions.
 
 With --heap, record shows where the command and its children allocate memory, instead of where they spend time. A
 library in front of the program's allocator takes a sample each 512 KiB, on average, and walks its stack. --heap=all
-records every allocation; --heap=mmap, mappings without a file. The profile counts the bytes and the objects
-that were allocated (alloc), in use at the end (inuse), in use when the most bytes were in use (peak), or freed before
-their thread had allocated anything else (temporary). pprof files have all four values; other formats show the value that
---heap-value names. Without -o, record writes ` + defaultHeap + ` and prints a table. With --every 10s, or when record gets
-SIGUSR2, it writes a snapshot beside the output: for -o heap.pb.gz, heap.001.pb.gz, heap.002.pb.gz. No snapshot replaces
-another. unspool diff compares two snapshots; unspool serve heap.pb.gz shows the whole run by time. With -p PID, record
-uses probes at the process's allocator instead of the library. Probes need root, and cost microseconds for each call.
+records every allocation; --heap=mmap, mappings without a file. The profile counts the bytes and the objects that were
+allocated (alloc), in use at the end (inuse), in use when the most bytes were in use (peak), or freed before their
+thread had allocated anything else (temporary). pprof files have all four values; other formats show the value that
+--heap-value names. Without -o, record writes ` + defaultHeap + ` and prints a table. With --every 10s, or when record
+gets SIGUSR2, it writes a snapshot beside the output: for -o heap.pb.gz, heap.001.pb.gz, heap.002.pb.gz. No snapshot
+replaces another. unspool diff compares two snapshots; unspool serve heap.pb.gz shows the whole run by time. With
+-p PID, record uses probes at the process's allocator instead of the library: as root, at microseconds for each call.
 
 --to sends the finished recording to an engine, with the names of functions and inlined calls:
 parca=http://HOST:7070, pyroscope=http://HOST:4040, otlp=http://HOST:4318 or otlp=grpc://HOST:4317. The recording

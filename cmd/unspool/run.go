@@ -26,9 +26,9 @@ and for the files with samples in a perf.data file among the arguments.
 
 A program linked with LLVM's libunwind.so.1 gets unspool's in its place, too: it throws, catches and walks by the same rules.
 
-Some programs, such as eu-stack and perf built without libunwind, are linked with elfutils' libdw, or need a library that
-is. For such a program, run preloads a library in front of libdw. With --which, run says which of these libraries the
-program is linked with, and does not start the program. --which --exceptions also looks for libgcc's unwinder.
+Some programs, such as eu-stack and perf built without libunwind, are linked with elfutils' libdw, or need a library
+that is. For such a program, run preloads a library in front of libdw. With --which, run says which of these libraries
+the program is linked with, and does not start the program. --which --exceptions also looks for libgcc's unwinder.
 
 The library comes with a release; in the sources, make runtime builds it. run looks for it in --runtime, in $UNSPOOL_RUNTIME,
 beside this program (../lib/unspool, runtime/build), and in /usr/local/lib/unspool.

@@ -33,8 +33,8 @@ The exit status is 1 if any file differs. verify counts damaged entries (no tabl
 
 Where a file has several sources of unwind information, verify also compares them with each other, at each address that
 two of them describe. It lists where they contradict each other; the exit status is then 1. Differences in the padding
-after a return are counted separately. Sources that are right only at call sites are compared only there. Where two rules
-count from different registers, only running the program shows whether they agree; verify counts these addresses.
+after a return are counted separately. Sources that are right only at call sites are compared only there. Where two
+rules count from different registers, only running the program shows whether they agree; verify counts these addresses.
 
 With --run, verify executes a command step by step. At each instruction, it compares the return address, CFA and
 callee-saved registers recovered by the tables with the truth: a shadow stack of calls, returns, signals and longjmp.

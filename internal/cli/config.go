@@ -278,7 +278,7 @@ func flagWords(v any) (out []string, err error) {
 	return out, err
 }
 
-// told matches what a flag's description says of a default that pflag does not know: a value, or, behind a colon, words.
+// statedDefault matches what a flag's description says of a default that pflag does not know: a value, or, behind a colon, words.
 var statedDefault = regexp.MustCompile(`\(default(:?) ([^()]*)\)$`)
 
 // Write writes the flags that are set, as a file that --config takes, then as comments the defaults of others: to be set can mean more than the value.

@@ -115,8 +115,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestBlame: an error about a flag names where its value is from.
-func TestBlame(t *testing.T) {
+// TestAttribute: an error about a flag names where its value is from.
+func TestAttribute(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "tool.toml")
 	if err := os.WriteFile(file, []byte("interval = \"1s\"\nrule = [\"x\"]\nbrief = true\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -453,7 +453,7 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 		err = p.set("wakes", uint32(1))
 	}
 	if p.prog == "on_alloc" {
-		progs = append(progs, "on_alloc_return", "on_free", "on_published", "on_told_free")
+		progs = append(progs, "on_alloc_return", "on_free", "on_published", "on_published_free")
 	}
 	if err == nil {
 		p.more, err = p.load(progs...)
@@ -672,6 +672,16 @@ func (p *Program) End(space func(n int) []byte) {
 	}
 }
 
+// Indices of the map counters.
+const (
+	ringFull = iota
+	nested
+	forgotten
+	copied
+	tooMany
+	numCounters
+)
+
 // A blocked is struct blocked of c/unspool.bpf.c.
 type blocked struct {
 	Since, ID uint64
@@ -720,7 +730,7 @@ func (p *Program) Stats() Stats {
 		}
 	}
 	var per []uint64
-	for i, to := range []*uint64{&s.RingFull, &s.Nested, &s.Forgotten, &s.Copied, &s.CutOff} {
+	for i, to := range [numCounters]*uint64{ringFull: &s.RingFull, nested: &s.Nested, forgotten: &s.Forgotten, copied: &s.Copied, tooMany: &s.CutOff} {
 		if p.coll.Maps["counters"].Lookup(uint32(i), &per) == nil {
 			for _, n := range per {
 				*to += n

@@ -176,7 +176,7 @@ func (p *Program) attachPublisher(pub *publisher, pid int) error {
 		return nil
 	}
 	// What ends comes first: nothing that is seen to begin is missed then.
-	if err := attach(memoryFree, "on_told_free", pub.free); err != nil {
+	if err := attach(memoryFree, "on_published_free", pub.free); err != nil {
 		return err
 	}
 	return attach(memoryAlloc, "on_published", pub.alloc)

@@ -99,7 +99,7 @@ func TestDamaged(t *testing.T) {
 	dir := write(t, s)
 	os.Remove(filepath.Join(dir, "7-5-0"))
 	if all, err := Read(dir); err != nil || len(all) != 1 || all[0].Damaged != 1 || all[0].Full {
-		t.Errorf("Read without 7-5-0 = %d processes, %v, want 1, damaged and not full", len(all), err)
+		t.Errorf("Read without 7-5-0 = %d processes, %v: %+v; want 1, damaged and not full", len(all), err, all)
 	}
 	if all, err := Read(write(t, [][]byte{s[0], s[1], nil})); err != nil || len(all) != 1 || all[0].Damaged != 0 || !all[0].Full {
 		t.Error("a file that found no room:", all[0], err)

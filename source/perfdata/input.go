@@ -59,7 +59,7 @@ func (in *input) need(n int) error {
 }
 
 // window maps the file from b on: more of it than there was. Where it cannot be mapped, it is read. Pages come with the faults of readers, of which
-// each maps those around it, too; MAP_POPULATE would look at each page once more.
+// each maps those around it, too; MAP_POPULATE would look at each page once more. The kernel is asked to read the next window meanwhile.
 func (in *input) window() error {
 	lo := (in.at + in.off) &^ int64(os.Getpagesize()-1)
 	hi := min(lo+windowSize, in.at+in.end)
@@ -68,6 +68,12 @@ func (in *input) window() error {
 		at := in.off + int64(len(in.b))
 		in.r, in.file = io.NewSectionReader(in.file, in.at+at, in.end-at), nil
 		return in.fill()
+	}
+	if next := min(hi+windowSize, in.at+in.end); next > hi { // if its last page is in memory, so are the others
+		var b [1]byte
+		if n, _ := unix.Preadv2(int(in.file.Fd()), [][]byte{b[:]}, next-1, unix.RWF_NOWAIT); n != 1 {
+			_ = unix.Fadvise(int(in.file.Fd()), hi, next-hi, unix.FADV_WILLNEED)
+		}
 	}
 	old := in.buf
 	in.buf = source.NewBuffer(0, func(b *source.Buffer) { unix.Munmap(b.Bytes) })

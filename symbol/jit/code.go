@@ -90,7 +90,7 @@ func Open(p Process, dumps []string) *Code {
 }
 
 // OpenUnwind is Open for Unwinding alone: names, lines and the map are not read. Whoever is done with it closes it. All that are open share 128 MiB, of
-// which a user takes no more than is left for the others: a dump that would take more is not read. said, if not nil, gets what is wrong with files.
+// which a user takes no more than is left for the others: a dump that would take more is not read. notify, if not nil, gets what is wrong with files.
 func OpenUnwind(p Process, dumps []string, notify func(error)) *Code {
 	c := open(p, dumps)
 	c.unwind, c.notify = true, notify

@@ -246,7 +246,11 @@ func plainFacts(b *bytes.Buffer, m *arch.Machine, define func(name, value, comme
 
 // wordOf returns which word of a thread's registers has r.
 func wordOf(m *arch.Machine, r arch.Reg) string {
-	return fmt.Sprint(slices.Index(m.UserRegs.Slots, m.Slot(r)))
+	word := slices.Index(m.UserRegs.Slots, m.Slot(r))
+	if word < 0 {
+		panic(fmt.Sprintf("%s: UserRegs has no %s", m.Name, m.RegName(r)))
+	}
+	return fmt.Sprint(word)
 }
 
 // number returns code as a number, of its first eight bytes at most.

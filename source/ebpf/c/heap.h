@@ -410,7 +410,7 @@ int on_published(void *ctx)
 
 /* It says that it has freed one: free(pointer). */
 SEC("kprobe")
-int on_told_free(void *ctx)
+int on_published_free(void *ctx)
 {
 	u32 number = (u32)bpf_get_attach_cookie(ctx);
 	struct arguments *a = bpf_map_lookup_elem(&probes, &number);
