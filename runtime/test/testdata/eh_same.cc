@@ -327,9 +327,21 @@ static const unsigned char cie[] = {0x14, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0x78, 16
 static const unsigned char insns[] = {0x41, 0x0e, 16, 0x86, 2, 0x43, 0x0d, 6, 0x43, 0x0c, 7, 8, 0, 0, 0, 0};
 #endif
 
-static unsigned char *generate(int n, unsigned &size_of)
+// Around both is memory that cannot be read, as far as 32 bits lead: a length or a distance that is damaged leads there, and not to what happens to be
+// mapped near, where one library may find an end and the other none.
+static const unsigned long ROOM = 1 << 16, AROUND = (1ul << 32) + ROOM;
+
+static unsigned char *reserve()
 {
-	unsigned char *p = static_cast<unsigned char *>(mmap(nullptr, 1 << 16, 7, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+	void *all = mmap(nullptr, 2 * AROUND + ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	unsigned char *p = static_cast<unsigned char *>(all) + AROUND;
+	if (all == MAP_FAILED || mprotect(p, ROOM, PROT_READ | PROT_WRITE | PROT_EXEC) != 0)
+		abort();
+	return p;
+}
+
+static void generate(unsigned char *p, int n, unsigned &size_of)
+{
 	unsigned char *eh = p + 32768, *q = eh;
 	memcpy(q, cie, sizeof cie);
 	q += sizeof cie;
@@ -347,13 +359,13 @@ static unsigned char *generate(int n, unsigned &size_of)
 	memset(q, 0, 4);
 	__builtin___clear_cache(reinterpret_cast<char *>(p), reinterpret_cast<char *>(eh));
 	size_of = static_cast<unsigned>(q - eh);
-	return p;
 }
 
 static void generated(int n)
 {
 	unsigned size;
-	unsigned char *p = generate(n, size), *eh = p + 32768;
+	unsigned char *p = reserve(), *eh = p + 32768;
+	generate(p, n, size);
 	for (table &t : lib)
 		t.add(eh);
 	for (int i = 0; i < n; i += 1 + n / 8)
@@ -365,7 +377,7 @@ static void generated(int n)
 		different++;
 		printf("what was given back is still there\n");
 	}
-	munmap(p, 1 << 16);
+	munmap(p - AROUND, 2 * AROUND + ROOM);
 }
 
 static int damaged_with, damaged_frames;
@@ -377,12 +389,13 @@ static void walk_damaged() { lib[damaged_with].backtrace([](_Unwind_Context *c, 
 // Registers damaged call frame information, in a child: with libgcc, and with the library, which must end well where libgcc does.
 static int damaged(unsigned long seed)
 {
+	static unsigned char *const p = reserve(), *const eh = p + 32768;
 	int status[2];
 	for (int k = 1; k >= 0; k--) {
 		pid_t child = fork();
 		if (child == 0) {
 			unsigned size;
-			unsigned char *p = generate(2, size), *eh = p + 32768;
+			generate(p, 2, size);
 			for (unsigned long i = seed % 3 + 1, x = seed; i > 0; i--) {
 				x = x * 6364136223846793005u + 1442695040888963407u;
 				eh[(x >> 33) % size] = static_cast<unsigned char>(x >> 20 & 1 ? x >> 25 : eh[(x >> 33) % size] ^ 1u << (x >> 25 & 7));
