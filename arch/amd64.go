@@ -34,10 +34,9 @@ var AMD64 = finish(&Machine{
 		TLS:  21,               // fs_base
 		Mode: 17, Mode32: 0x23, // cs, __USER32_CS
 	},
-	Trap:    Trap{Code: []byte("\xcc"), Behind: 1, Codes: []int32{0x80}}, // int3; SI_KERNEL
-	Context: &amd64Context,
-	// rbx r12 r13 r14 r15 rbp
-	CompactSaves: []Reg{3, 12, 13, 14, 15, 6},
+	Trap:         Trap{Code: []byte("\xcc"), Behind: 1, Codes: []int32{0x80}}, // int3; SI_KERNEL
+	Context:      &amd64Context,
+	CompactSaves: []Reg{3, 12, 13, 14, 15, 6}, // rbx r12 r13 r14 r15 rbp
 	VSyscall:     0xffffffffff600000,
 	GoMove:       GoMove{Code: []byte("\x49\x89\xe4"), To: 12}, // mov %rsp,%r12
 	Return:       []byte("\xc3"),                               // ret

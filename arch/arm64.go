@@ -27,9 +27,9 @@ var ARM64 = finish(&Machine{
 		Starts: []int{220, 435}, // clone, clone3
 		Maps:   [2]int{222, 226}, Restart: 4,
 	},
-	Args:         []Reg{0, 1, 2, 3, 4, 5, 6, 7}, // AAPCS64, 6.8.2
-	Perf:         arm64Order(),
-	UserRegs:     UserRegs{Words: 34, Slots: arm64Order(), TLSSet: 0x401, SignSet: 0x406, BreakSet: 0x402}, // struct user_pt_regs (asm/ptrace.h); NT_ARM_TLS, NT_ARM_PAC_MASK, NT_ARM_HW_BREAK
+	Args:         regs(8), // AAPCS64, 6.8.2
+	Perf:         slots(0, 33),
+	UserRegs:     UserRegs{Words: 34, Slots: slots(0, 33), TLSSet: 0x401, SignSet: 0x406, BreakSet: 0x402}, // struct user_pt_regs (asm/ptrace.h); NT_ARM_TLS, NT_ARM_PAC_MASK, NT_ARM_HW_BREAK
 	GoMove:       GoMove{Code: []byte("\xf4\x03\x00\x91"), To: 20},                                         // mov x20,sp
 	Return:       []byte("\xc0\x03\x5f\xd6"),                                                               // ret
 	Trap:         Trap{Code: []byte("\x00\x00\x20\xd4"), Codes: []int32{1}},                                // brk #0; TRAP_BRKPT
@@ -39,14 +39,6 @@ var ARM64 = finish(&Machine{
 	StepKnown:    true,
 	names:        arm64Names(),
 }, 35, []Reg{72, 73, 74, 75, 76, 77, 78, 79})
-
-// arm64Order is x0 to x30, sp and pc.
-func arm64Order() (s []Slot) {
-	for i := range Slot(33) {
-		s = append(s, i)
-	}
-	return s
-}
 
 // arm64Signal: struct rt_sigframe (arch/arm64/kernel/signal.c): struct siginfo has 128 bytes, struct ucontext follows, and
 // in it struct sigcontext at 176, whose registers are at 8.

@@ -3,10 +3,12 @@ package pprof
 import (
 	"bufio"
 	"compress/gzip"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/unspool/unspool/internal/wire"
 )
 
 // Bounds of a pprof profile. Those of real programs inflate to 3 to 20 times their size, and take 5 to 20 times that in memory: most where
@@ -69,13 +71,12 @@ func inflate(r io.Reader) ([]byte, error) {
 // parsedSize is at least how much memory the messages of a profile take when they are parsed (profile.proto; the types of
 // github.com/google/pprof/profile).
 func parsedSize(b []byte) (size int64, err error) {
-	for len(b) > 0 {
-		var num int
-		var data []byte
-		if num, data, b, err = field(b); err != nil {
+	for f, err := range wire.Fields(b) {
+		if err != nil {
 			return 0, err
 		}
-		switch num {
+		data := f.Bytes
+		switch f.Number {
 		case 2: // sample
 			size += 160 + parsedList(data, 1, 16) + parsedList(data, 2, 8) + parsedList(data, 3, 200)
 		case 4: // location
@@ -92,53 +93,17 @@ func parsedSize(b []byte) (size int64, err error) {
 }
 
 // parsedList is how much the elements of a repeated field take, packed or not.
-func parsedList(b []byte, of int, each int64) (size int64) {
-	for len(b) > 0 {
-		num, data, rest, err := field(b)
+func parsedList(b []byte, of protowire.Number, each int64) (size int64) {
+	for f, err := range wire.Fields(b) {
 		if err != nil {
 			return size // the parser will say so
 		}
-		if b = rest; num == of {
+		if f.Number == of {
 			size += each
 			if each < 64 { // numbers; each byte may be one
-				size += each * int64(len(data))
+				size += each * int64(len(f.Bytes))
 			}
 		}
 	}
 	return size
-}
-
-var errField = errors.New("malformed field")
-
-// field reads a field of a message: its number, and its bytes if it has any.
-func field(b []byte) (num int, data, rest []byte, err error) {
-	tag, n := binary.Uvarint(b)
-	if n <= 0 {
-		return 0, nil, nil, errField
-	}
-	b = b[n:]
-	skip := uint64(0)
-	switch tag & 7 {
-	case 0:
-		if _, n = binary.Uvarint(b); n <= 0 {
-			return 0, nil, nil, errField
-		}
-		skip = uint64(n)
-	case 1:
-		skip = 8
-	case 2:
-		size, n := binary.Uvarint(b)
-		if n <= 0 || size > uint64(len(b)-n) {
-			return 0, nil, nil, errField
-		}
-		return int(min(tag>>3, 1<<20)), b[n : n+int(size)], b[n+int(size):], nil
-	case 5:
-		skip = 4
-	default:
-		return 0, nil, nil, errField
-	}
-	if skip > uint64(len(b)) {
-		return 0, nil, nil, errField
-	}
-	return int(min(tag>>3, 1<<20)), nil, b[skip:], nil
 }

@@ -89,7 +89,7 @@ func TestBombs(t *testing.T) {
 		{"empty locations", "of memory", zip(bytes.Repeat([]byte{4<<3 | 2, 0}, 8<<20))},
 		{"lines", "of memory", zip(append([]byte{4<<3 | 2, 0x80, 0x80, 0x80, 0x07}, bytes.Repeat([]byte{4<<3 | 2, 0}, 7<<20)...))},
 		{"labels", "of memory", zip(append([]byte{2<<3 | 2, 0x80, 0x80, 0x80, 0x07}, bytes.Repeat([]byte{3<<3 | 2, 0}, 7<<20)...))},
-		{"malformed", "malformed field", []byte{4<<3 | 2, 0x7f}},
+		{"malformed", "at byte 0: unexpected EOF", []byte{4<<3 | 2, 0x7f}},
 		{"compressed text", "not a recording and not a pprof profile", zip([]byte("main;work 3\n"))},
 	} {
 		var before, after runtime.MemStats
