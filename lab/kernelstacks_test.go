@@ -307,6 +307,7 @@ type kernelStack struct {
 	frames []unwind.Frame
 	empty  bool // the copy has no bytes: a page at the stack's end that nobody has written to is not there
 	exec   bool // in execve
+	cut    bool // the kernel cannot follow its own stack from an indirect call, and may be in execve
 	kernel []uint64
 
 	// Of a copy, so that a difference can be walked again.
@@ -388,7 +389,7 @@ func liken(k, c *kernelStack) likeness {
 		return popped
 	case common == len(k.frames) && common == len(c.frames) && k.stop != unwind.Outermost && c.stop != unwind.Outermost:
 		return other
-	case c.exec:
+	case c.exec, c.cut && k.stop == unwind.NoUserStack:
 		return raced
 	}
 	return different
@@ -500,6 +501,13 @@ func copiedStacks(t *testing.T, cmd []string, over bool) {
 	inExec := func(kernel []uint64) bool {
 		return slices.ContainsFunc(kernel, func(a uint64) bool { s, _, _ := names.Kernel(a); return s.Name == "bprm_execve" })
 	}
+	isCut := func(kernel []uint64) bool {
+		if len(kernel) == 0 {
+			return false
+		}
+		s, _, _ := names.Kernel(kernel[len(kernel)-1])
+		return strings.Contains(s.Name, "x86_indirect_thunk")
+	}
 	inKernel := func(s *kernelStack) string {
 		var list []string
 		for _, a := range s.kernel {
@@ -517,7 +525,7 @@ func copiedStacks(t *testing.T, cmd []string, over bool) {
 			if s.Record.ID == source.WalkedID {
 				to = walks
 			}
-			stack := kernelStack{time: s.Time, tid: s.TID, stop: s.Stop, frames: slices.Clone(s.User), empty: s.Record.StackDyn == 0, exec: inExec(s.Kernel), kernel: slices.Clone(s.Kernel), space: s.Space}
+			stack := kernelStack{time: s.Time, tid: s.TID, stop: s.Stop, frames: slices.Clone(s.User), empty: s.Record.StackDyn == 0, exec: inExec(s.Kernel), cut: isCut(s.Kernel), kernel: slices.Clone(s.Kernel), space: s.Space}
 			if s.Record.ID != source.WalkedID {
 				stack.regs, stack.stack = slices.Clone(s.Record.UserRegs), slices.Clone(s.Record.Stack[:min(s.Record.StackDyn, uint64(len(s.Record.Stack)))])
 			}
@@ -535,8 +543,8 @@ func copiedStacks(t *testing.T, cmd []string, over bool) {
 					ks = ks[1:]
 				}
 				// The program's time is a moment after the event's, if nobody took the processor from this machine between them; a thread's next event is
-				// a millisecond after. Where a record was lost, the other has no partner.
-				if len(ks) == 0 || ks[0].tid != c.tid || len(cs) > 1 && ks[0].time > cs[1].time || lost > 0 && ks[0].time-c.time > 500_000 {
+				// a millisecond after. Both are at the same place in the kernel. Where a record was lost, the other has no partner.
+				if len(ks) == 0 || ks[0].tid != c.tid || !slices.Equal(ks[0].kernel, c.kernel) || len(cs) > 1 && ks[0].time > cs[1].time || lost > 0 && ks[0].time-c.time > 500_000 {
 					if len(c.frames) > 0 { // a thread that is being reaped has no number in its namespace any more, and no stack
 						alone = append(alone, c)
 					}

@@ -3,12 +3,14 @@ package ebpf
 import (
 	"context"
 	"os/exec"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfevent"
+	"github.com/unspool/unspool/symbol"
 )
 
 // TestShortProcesses: a command that starts many short processes has as many samples as they used processor time, whoever walks, and so has a
@@ -78,6 +80,39 @@ func TestShortProcesses(t *testing.T) {
 		if len(comms) > 2 || comms["true"] == 0 {
 			t.Errorf("samples of %v", comms)
 		}
+	}
+}
+
+// TestLastMoments: a process has samples until it has freed its memory. Newer kernels (6.18) write the record of its end before.
+func TestLastMoments(t *testing.T) {
+	names := symbol.New(symbol.Options{})
+	freed := func(kernel []uint64) bool {
+		return slices.ContainsFunc(kernel, func(a uint64) bool { s, _, _ := names.Kernel(a); return s.Name == "exit_mmap" })
+	}
+	r, err := perfevent.Open(t.Context(), perfevent.Options{Event: "cpu-clock", Frequency: 3999, Program: load(t, Options{Pass: true}),
+		Command: []string{"dd", "if=/dev/zero", "of=/dev/null", "bs=512M", "count=1", "status=none"}}) // which leaves its buffer to the kernel
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	walked, copied := 0, 0
+	st, err := source.Run(t.Context(), r, source.Options{Mods: modules.New().Module, Ours: true, Sample: func(s *source.Sample) error {
+		if !freed(s.Kernel) {
+			return nil
+		}
+		if s.Record.ID == source.WalkedID {
+			walked++
+		} else {
+			copied++
+		}
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d samples, of the memory's end %d from the kernel's walks and %d from copies", st.Samples, walked, copied)
+	if lost := int(st.Lost + st.LostSamples); copied < 10 || walked < copied-lost {
+		t.Errorf("the kernel walked %d times while a process freed its memory, and copied %d times, %d lost: want as many, and 10 or more", walked, copied, lost)
 	}
 }
 

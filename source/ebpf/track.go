@@ -49,10 +49,11 @@ type tracker struct {
 	tables  tables
 	spaces  map[*unwind.Space]*shared
 	procs   map[int32]*shared
-	last    uint32          // number that a space was given
-	numbers map[uint32]bool // those of spaces and dead
-	dead    []*shared       // spaces that no process has any more, and that a walk that runs can still read
-	burying int             // so many of them wait for that
+	ended   map[int32]uint64 // when processes ended that the kernel's program still knows: see end
+	last    uint32           // number that a space was given
+	numbers map[uint32]bool  // those of spaces and dead
+	dead    []*shared        // spaces that no process has any more, and that a walk that runs can still read
+	burying int              // so many of them wait for that
 }
 
 // A shared is an address space in the kernel, and how many processes have it.
@@ -79,6 +80,7 @@ func (t *tracker) start(coll *ebpf.Collection, o *Options, comm func(string) boo
 	t.tables.start(t, coll.Maps["tables"], coll.Maps["uses"], o.Memory)
 	t.bounds.start(int(coll.Maps["spaces"].MaxEntries()))
 	t.spaces, t.procs, t.numbers = map[*unwind.Space]*shared{}, map[int32]*shared{}, map[uint32]bool{}
+	t.ended = map[int32]uint64{}
 	if o.Mods != nil {
 		t.ahead(filesOf(o.Command), o.Mods)
 	}
@@ -235,6 +237,7 @@ func (t *tracker) run() {
 				t.failed(fmt.Errorf("the time: %w", err))
 			}
 			last = until
+			t.gone(now)
 		}
 		if first != nil {
 			if err := first(); err != nil {
@@ -292,6 +295,7 @@ func (t *tracker) reap(touched map[int32]bool) {
 		t.bounds.forget(pid)
 		delete(t.named, pid)
 		t.set(pid, nil)
+		delete(t.ended, pid)
 		delete(touched, pid)
 	}
 }
@@ -317,9 +321,10 @@ func (t *tracker) update(pid int32) {
 	if !alive {
 		t.bounds.forget(pid)
 		delete(t.named, pid)
-		t.set(pid, nil)
+		t.end(pid)
 		return
 	}
+	delete(t.ended, pid)
 	if yes, ok := t.named[pid]; ok && !yes && !t.full.Load() {
 		delete(t.bounds.late, pid)
 		space = unwind.NewSpace() // the kernel refuses its samples
@@ -327,6 +332,39 @@ func (t *tracker) update(pid int32) {
 		space = unwind.NewSpace() // not known: its stacks are copied
 	}
 	t.set(pid, space)
+}
+
+// endedFor is for how long a process that has ended is known at least, ns; endedShare, what share of the kernel's map such processes may fill.
+const (
+	endedFor   = uint64(time.Second)
+	endedShare = 4
+)
+
+// end notes the record of a process that ends. Newer kernels (6.18) write it before they free the process's memory: the program knows the process
+// until it has gone, and takes samples of that.
+func (t *tracker) end(pid int32) {
+	t.set(pid, unwind.NewSpace())
+	t.ended[pid] = monotonic()
+	if len(t.ended) > int(t.coll.Maps["processes"].MaxEntries())/endedShare {
+		for pid := range t.ended {
+			t.set(pid, nil)
+		}
+		clear(t.ended)
+	}
+}
+
+// gone takes the processes out of the kernel that ended a while ago, and are not there any more.
+func (t *tracker) gone(now uint64) {
+	var pids []int32
+	for pid, at := range t.ended {
+		if now-at >= endedFor {
+			pids = append(pids, pid)
+		}
+	}
+	for _, pid := range procfs.Gone(pids) {
+		delete(t.ended, pid)
+		t.set(pid, nil)
+	}
 }
 
 // set makes space that of a process; nil: it has gone.
