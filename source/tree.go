@@ -86,6 +86,16 @@ func (m *Members) exclude(pid int32, p member) {
 // Has says whether a process is in m, or was until it ended.
 func (m *Members) Has(pid int32) bool { return m == nil || has(m.pids, pid) }
 
+// Ended returns the processes in m of which the end was seen in the last ten seconds, and the beginning, too.
+func (m *Members) Ended() (pids []int32) {
+	for _, e := range m.ended {
+		if m.Has(e.pid) {
+			pids = append(pids, e.pid)
+		}
+	}
+	return pids
+}
+
 // Apply brings m up to date with a record, in time order, and says whether the record concerns m: one of a process in it, or of none.
 func (m *Members) Apply(r *Record) bool {
 	if m == nil {

@@ -208,7 +208,8 @@ int main(void) { for (int i = 0; i < 5000; i++) syscall(SYS_getpgid, 0); return 
 func TestComm(t *testing.T) {
 	p := load(t, Options{Comm: func(c string) bool { return c == "wanted" }})
 	const code = `#include <sys/prctl.h>
-int main(int argc, char **argv) { prctl(PR_SET_NAME, argv[1]); for (volatile long i = 0; i < 400000000; i++); return 0; }`
+#include <time.h>
+int main(int argc, char **argv) { prctl(PR_SET_NAME, argv[1]); while (clock() < CLOCKS_PER_SEC) for (volatile long i = 0; i < 1000000; i++); return 0; }`
 	wanted, other := compile(t, code), compile(t, code+"/* has another build ID */ int other;")
 	seen, walked := map[string]int{}, 0
 	var space *unwind.Space

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -61,8 +62,9 @@ func TestForeignAllocator(t *testing.T) {
 	}
 	defer c.Wait()
 	defer c.Process.Kill()
-	for range 100 { // until it is no copy of this program
-		if exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", c.Process.Pid)); exe == prog {
+	mapped := regexp.MustCompile(` r-xp .* ` + regexp.QuoteMeta(prog) + `\n`)
+	for range 100 { // until it is no copy of this program, and has its mappings
+		if maps, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", c.Process.Pid)); mapped.Match(maps) {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/source"
 )
 
@@ -67,7 +69,7 @@ func (r *Recorder) drainAll() {
 	defer close(r.drained)
 	wait := pollTime
 	began := time.Now()
-	for !r.stop.Load() && !(r.ends && r.live == 0) {
+	for !r.stop.Load() && (!r.ends || r.live > 0 || r.leaving()) {
 		if r.poll(wait); r.program != nil && wait > soonTime && time.Since(began) > promptTime {
 			time.Sleep(soonTime * time.Millisecond) // every record wakes, and seldom comes alone
 		}
@@ -82,7 +84,7 @@ func (r *Recorder) drainAll() {
 				wait = 1
 			}
 		}
-		if r.again() {
+		if r.again() || r.ends && r.live == 0 {
 			wait = 1
 		}
 	}
@@ -94,6 +96,26 @@ func (r *Recorder) drainAll() {
 	r.tellMissed()
 	r.out.close()
 	r.queue.close(r.fault)
+}
+
+// leaving says whether a process that was recorded still frees its memory, which the events of the processors see. Newer kernels (6.18) take a
+// thread's own events away before, and with them openEnd's.
+func (r *Recorder) leaving() bool {
+	if r.tree == nil {
+		return false
+	}
+	return slices.ContainsFunc(slices.Concat(r.tree.Processes(), r.kin.Ended()), func(pid int32) bool {
+		is, ok := originOf(int(pid))
+		if !ok || !r.member(int(pid), is.start) {
+			return false
+		}
+		tids, _ := procfs.Threads(int(pid)) // the first one waits for the others
+		return slices.ContainsFunc(tids, func(tid int) bool {
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", pid, tid))
+			state := procfs.State(stat)
+			return err == nil && state != 'Z' && state != 'X'
+		})
+	})
 }
 
 // tellMissed writes a record of what was lost and never said: the kernel writes a LOST record in front of the next record that finds room, and
