@@ -306,7 +306,7 @@ type kernelStack struct {
 	stop   unwind.Stop
 	frames []unwind.Frame
 	empty  bool // the copy has no bytes: a page at the stack's end that nobody has written to is not there
-	exec   bool // in execve
+	shared bool // in execve, or a thread that ends: others may have its stack
 	cut    bool // the kernel cannot follow its own stack to where it was entered, as from an indirect call or another program of ours, and may be in execve
 	kernel []uint64
 
@@ -324,7 +324,7 @@ func keep(k, c *kernelStack) string {
 	}
 	defer f.Close()
 	b := bufio.NewWriter(f)
-	fmt.Fprintf(b, "kernel %d, thread %d, in execve: %v: %v\n\ncopy %d, thread %d, in execve: %v: %v\n\nmappings\n", k.time, k.tid, k.exec, k, c.time, c.tid, c.exec, c)
+	fmt.Fprintf(b, "kernel %d, thread %d, in execve or at its end: %v: %v\n\ncopy %d, thread %d, in execve or at its end: %v: %v\n\nmappings\n", k.time, k.tid, k.shared, k, c.time, c.tid, c.shared, c)
 	for _, m := range c.space.Mappings() {
 		fmt.Fprintf(b, "\t%x-%x %x %s\n", uint64(m.Lo), uint64(m.Hi), m.Off, m.Module.Path)
 	}
@@ -364,7 +364,7 @@ const (
 	unread             // the copy lacks the code of memory that is no file's, whose calls say where the return address is
 	popped             // the copy lacks what is below the stack pointer, where rules have registers that have just been popped
 	other              // the same frames. Neither reached the end, and a copy cannot tell what is unreadable from what it has not
-	raced              // in an execve after a vfork, which lets the parent go on with the same stack
+	raced              // in an execve after a vfork, which lets the parent go on with the same stack; or in the end of a thread whose stack Go has given to others
 	unknown            // the copy's walk leads into no mapping: a record of it was lost
 	different          // anything else
 )
@@ -389,7 +389,7 @@ func liken(k, c *kernelStack) likeness {
 		return popped
 	case common == len(k.frames) && common == len(c.frames) && k.stop != unwind.Outermost && c.stop != unwind.Outermost:
 		return other
-	case c.exec, c.cut && k.stop == unwind.NoUserStack:
+	case c.shared, c.cut && k.stop == unwind.NoUserStack:
 		return raced
 	}
 	return different
@@ -498,8 +498,11 @@ func wholeStacks(t *testing.T, cmd []string, want float64) {
 func copiedStacks(t *testing.T, cmd []string, over bool) {
 	o := perfevent.Options{Command: cmd, Frequency: 999, StackSize: perfevent.MaxStackSize}
 	names := symbol.New(symbol.Options{})
-	inExec := func(kernel []uint64) bool {
-		return slices.ContainsFunc(kernel, func(a uint64) bool { s, _, _ := names.Kernel(a); return s.Name == "bprm_execve" })
+	isShared := func(kernel []uint64) bool {
+		return slices.ContainsFunc(kernel, func(a uint64) bool {
+			s, _, _ := names.Kernel(a)
+			return s.Name == "bprm_execve" || s.Name == "do_exit"
+		})
 	}
 	isCut := func(kernel []uint64) bool {
 		if len(kernel) == 0 {
@@ -525,7 +528,7 @@ func copiedStacks(t *testing.T, cmd []string, over bool) {
 			if s.Record.ID == source.WalkedID {
 				to = walks
 			}
-			stack := kernelStack{time: s.Time, tid: s.TID, stop: s.Stop, frames: slices.Clone(s.User), empty: s.Record.StackDyn == 0, exec: inExec(s.Kernel), cut: isCut(s.Kernel), kernel: slices.Clone(s.Kernel), space: s.Space}
+			stack := kernelStack{time: s.Time, tid: s.TID, stop: s.Stop, frames: slices.Clone(s.User), empty: s.Record.StackDyn == 0, shared: isShared(s.Kernel), cut: isCut(s.Kernel), kernel: slices.Clone(s.Kernel), space: s.Space}
 			if s.Record.ID != source.WalkedID {
 				stack.regs, stack.stack = slices.Clone(s.Record.UserRegs), slices.Clone(s.Record.Stack[:min(s.Record.StackDyn, uint64(len(s.Record.Stack)))])
 			}
@@ -578,7 +581,7 @@ func copiedStacks(t *testing.T, cmd []string, over bool) {
 		}
 		wanting += len(alone)
 	}
-	t.Logf("%d samples: %d equal, %d longer than the copy, %d where it lacks code, %d where it lacks what was popped, %d end as early for another reason, %d in an execve after a vfork, %d where a mapping's record was lost, %d differ",
+	t.Logf("%d samples: %d equal, %d longer than the copy, %d where it lacks code, %d where it lacks what was popped, %d end as early for another reason, %d with a stack that others have, too, %d where a mapping's record was lost, %d differ",
 		n, counts[same], counts[further], counts[unread], counts[popped], counts[other], counts[raced], counts[unknown], counts[different])
 	t.Logf("deepest %d; %d copies whole; %d where the kernel has a copy decide", deepest, whole, wanting)
 	if counts[different] > 0 {

@@ -343,9 +343,13 @@ const (
 // end notes the record of a process that ends. Newer kernels (6.18) write it before they free the process's memory: the program knows the process
 // until it has gone, and takes samples of that.
 func (t *tracker) end(pid int32) {
-	t.set(pid, unwind.NewSpace())
-	t.ended[pid] = monotonic()
-	if len(t.ended) > int(t.coll.Maps["processes"].MaxEntries())/endedShare {
+	m := t.coll.Maps["processes"]
+	err := m.Update(uint32(pid), processOf(pid, 0, 0), ebpf.UpdateExist)
+	t.unassign(pid)
+	if err != nil {
+		return // the program does not know it
+	}
+	if t.ended[pid] = monotonic(); len(t.ended) > int(m.MaxEntries())/endedShare {
 		for pid := range t.ended {
 			t.set(pid, nil)
 		}
@@ -369,7 +373,6 @@ func (t *tracker) gone(now uint64) {
 
 // set makes space that of a process; nil: it has gone.
 func (t *tracker) set(pid int32, space *unwind.Space) {
-	old := t.procs[pid]
 	if space != nil && len(space.Mappings()) > 0 {
 		s := t.spaces[space]
 		if s == nil {
@@ -383,9 +386,14 @@ func (t *tracker) set(pid int32, space *unwind.Space) {
 	} else if err := t.coll.Maps["processes"].Put(uint32(pid), processOf(pid, 0, 0)); err != nil { // between two programs
 		t.failed(fmt.Errorf("a process: %w", err))
 	}
-	if old != nil {
+	t.unassign(pid)
+}
+
+// unassign takes its space from a process.
+func (t *tracker) unassign(pid int32) {
+	if s := t.procs[pid]; s != nil {
 		delete(t.procs, pid)
-		t.leave(old)
+		t.leave(s)
 	}
 }
 
