@@ -306,8 +306,8 @@ type kernelStack struct {
 	stop   unwind.Stop
 	frames []unwind.Frame
 	empty  bool // the copy has no bytes: a page at the stack's end that nobody has written to is not there
-	shared bool // in execve, or a thread that ends: others may have its stack
-	cut    bool // the kernel cannot follow its own stack to where it was entered, as from an indirect call or another program of ours, and may be in execve
+	shared bool // in execve, or at a thread's end: others may have its stack
+	cut    bool // the kernel cannot follow its own stack to its entry, and may be in execve
 	kernel []uint64
 
 	// Of a copy, so that a difference can be walked again.
@@ -364,7 +364,7 @@ const (
 	unread             // the copy lacks the code of memory that is no file's, whose calls say where the return address is
 	popped             // the copy lacks what is below the stack pointer, where rules have registers that have just been popped
 	other              // the same frames. Neither reached the end, and a copy cannot tell what is unreadable from what it has not
-	raced              // in an execve after a vfork, which lets the parent go on with the same stack; or in the end of a thread whose stack Go has given to others
+	raced              // the stack is others', too: the parent's in an execve after a vfork, or at a thread's end one that Go gives away before
 	unknown            // the copy's walk leads into no mapping: a record of it was lost
 	different          // anything else
 )

@@ -1,6 +1,10 @@
 package source
 
-import "sync/atomic"
+import (
+	"maps"
+	"slices"
+	"sync/atomic"
+)
 
 // A Tree is a command, or running processes, and all processes they start. A recording of a Tree can read the events of all processes: an
 // event of a processor samples at every moment alike, one of a short process begins anew with each. The zero Tree has no command yet.
@@ -86,15 +90,8 @@ func (m *Members) exclude(pid int32, p member) {
 // Has says whether a process is in m, or was until it ended.
 func (m *Members) Has(pid int32) bool { return m == nil || has(m.pids, pid) }
 
-// Ended returns the processes in m of which the end was seen in the last ten seconds, and the beginning, too.
-func (m *Members) Ended() (pids []int32) {
-	for _, e := range m.ended {
-		if m.Has(e.pid) {
-			pids = append(pids, e.pid)
-		}
-	}
-	return pids
-}
+// Processes returns the processes in m: those of which Has is true.
+func (m *Members) Processes() []int32 { return slices.Collect(maps.Keys(m.pids)) }
 
 // Apply brings m up to date with a record, in time order, and says whether the record concerns m: one of a process in it, or of none.
 func (m *Members) Apply(r *Record) bool {

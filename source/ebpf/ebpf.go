@@ -422,6 +422,7 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 	p.waits = p.prog == "on_switch" || use.Waits
 	if err == nil && !use.All && (p.prog != "on_event" || p.waits || use.Tree != nil) {
 		// What this process starts is known from its first moment; it itself is not of interest.
+		p.track.scoped = true
 		err = errors.Join(p.set("scoped", uint32(1)), p.set("self", uint32(os.Getpid())))
 		known := []int32{int32(os.Getpid())}
 		if use.Tree != nil && len(use.Tree.Processes()) > 0 {

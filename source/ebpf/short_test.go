@@ -49,8 +49,8 @@ func everywhere(t *testing.T, comms ...string) (count func() (samples, lost int)
 	}
 }
 
-// TestShortProcesses: a command that starts many short processes has as many samples as all processors have of it, whoever walks, and so has a
-// process that runs already where the kernel walks; and nobody else has any.
+// TestShortProcesses: a command of many short processes has as many samples as all processors count of it, whoever walks. So has a process that
+// runs already, where the kernel walks. Nobody else has any.
 func TestShortProcesses(t *testing.T) {
 	load(t, Options{}).Close()
 	other := exec.Command("sh", "-c", "while :; do :; done")
@@ -59,14 +59,30 @@ func TestShortProcesses(t *testing.T) {
 	}
 	defer other.Wait()
 	defer other.Process.Kill()
-	sh, run := called(t, "sh", "shortloop"), called(t, "true", "shortrun")
-	loop := "i=0; while [ $i -lt 400 ]; do " + run + "; i=$((i+1)); done"
+	dir := t.TempDir()
+	build := func(name, code string) string {
+		path := filepath.Join(dir, name)
+		if err := os.Rename(compile(t, code), path); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	run := build("shortrun", "int main(void) { for (volatile int i = 0; i < 100000; i++); return 0; }")
+	loop := build("shortloop", `#include <spawn.h>
+#include <stdio.h>
+#include <sys/wait.h>
+int main(int argc, char **argv) {
+	pid_t p;
+	if (argc > 2) getchar();
+	for (int i = 0; i < 400; i++) if (posix_spawn(&p, argv[1], 0, 0, argv + 1, 0) || waitpid(p, 0, 0) < 0) return 1;
+	return 0;
+}`)
 	for _, c := range []struct{ walks, runs bool }{{false, false}, {true, false}, {true, true}} {
 		o := perfevent.Options{Event: "cpu-clock", Frequency: 1999}
 		if c.walks {
 			o.Program = load(t, Options{})
 		}
-		running := exec.Command(sh, "-c", "read go; "+loop)
+		running := exec.Command(loop, run, "waits")
 		begin, err := running.StdinPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -77,7 +93,7 @@ func TestShortProcesses(t *testing.T) {
 			}
 			o.PIDs = []int{running.Process.Pid}
 		} else {
-			o.Command = []string{sh, "-c", loop}
+			o.Command = []string{loop, run}
 		}
 		count := everywhere(t, "shortloop", "shortrun")
 		r, err := perfevent.Open(t.Context(), o)
@@ -119,75 +135,69 @@ func TestShortProcesses(t *testing.T) {
 	}
 }
 
-// called copies a program to another name.
-func called(t *testing.T, program, name string) (path string) {
-	t.Helper()
-	from, err := exec.LookPath(program)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := os.ReadFile(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	path = filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, b, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-// TestLastMoments: a process has samples until it has freed its memory. Newer kernels (6.18) write the record of its end before.
+// TestLastMoments: a process has samples until it has freed its memory. Kernels since June 2025, stable ones too, write its EXIT record before.
 func TestLastMoments(t *testing.T) {
 	names := symbol.New(symbol.Options{})
-	freed := func(kernel []uint64) bool {
+	frees := func(kernel []uint64) bool {
 		return slices.ContainsFunc(kernel, func(a uint64) bool { s, _, _ := names.Kernel(a); return s.Name == "exit_mmap" })
 	}
-	const frees = "exec dd if=/dev/zero of=/dev/null bs=512M count=1 status=none" // it leaves its buffer to the kernel
-	for _, runs := range []bool{false, true} {
-		o := perfevent.Options{Event: "cpu-clock", Frequency: 3999, Program: load(t, Options{Pass: true})}
-		running := exec.Command("sh", "-c", "read go; "+frees)
-		begin, err := running.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if runs {
-			if err := running.Start(); err != nil {
+	maps := compile(t, `#include <sys/mman.h>
+int main(void) {
+	char *p = mmap(0, 512 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (p == MAP_FAILED || madvise(p, 512 << 20, MADV_NOHUGEPAGE)) return 1;
+	for (int i = 0; i < 512 << 20; i += 4096) p[i] = 1;
+	return 0;
+}`)
+	for _, c := range []struct {
+		name, script string
+		runs         bool // before it is recorded
+	}{
+		{"a command", "exec " + maps, false},
+		{"a process", "read go; exec " + maps, true},
+		{"its child, when it has gone", "read go; " + maps + " & exit 0", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := perfevent.Options{Event: "cpu-clock", Frequency: 3999, Program: load(t, Options{Pass: true})}
+			if c.runs {
+				running := exec.Command("sh", "-c", c.script)
+				begin, err := running.StdinPipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := running.Start(); err != nil {
+					t.Fatal(err)
+				}
+				defer running.Wait()
+				defer running.Process.Kill()
+				o.PIDs = []int{running.Process.Pid}
+				time.AfterFunc(200*time.Millisecond, func() { begin.Write([]byte("\n")) })
+			} else {
+				o.Command = []string{"sh", "-c", c.script}
+			}
+			r, err := perfevent.Open(t.Context(), o)
+			if err != nil {
 				t.Fatal(err)
 			}
-			o.PIDs = []int{running.Process.Pid}
-		} else {
-			o.Command = []string{"sh", "-c", frees}
-		}
-		r, err := perfevent.Open(t.Context(), o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer r.Close()
-		if runs {
-			begin.Write([]byte("\n"))
-		}
-		walked, copied := 0, 0
-		st, err := source.Run(t.Context(), r, source.Options{Mods: modules.New().Module, Ours: true, Sample: func(s *source.Sample) error {
-			switch {
-			case !freed(s.Kernel):
-			case s.Record.ID == source.WalkedID:
-				walked++
-			default:
-				copied++
+			defer r.Close()
+			walked, copied := 0, 0
+			st, err := source.Run(t.Context(), r, source.Options{Mods: modules.New().Module, Ours: true, Sample: func(s *source.Sample) error {
+				switch {
+				case !frees(s.Kernel):
+				case s.Record.ID == source.WalkedID:
+					walked++
+				default:
+					copied++
+				}
+				return nil
+			}})
+			if err != nil {
+				t.Fatal(err)
 			}
-			return nil
-		}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if runs {
-			running.Wait()
-		}
-		t.Logf("it runs already: %v; %d samples, of the memory's end %d from the kernel's walks and %d from copies", runs, st.Samples, walked, copied)
-		if lost := int(st.Lost + st.LostSamples); copied < 10 || walked < copied-lost {
-			t.Errorf("it runs already: %v; the kernel walked %d times while a process freed its memory, and copied %d times, %d lost: want as many, and 10 or more", runs, walked, copied, lost)
-		}
+			t.Logf("%d samples, of the memory's end %d from the kernel's walks and %d from copies", st.Samples, walked, copied)
+			if lost := int(st.Lost + st.LostSamples); copied < 10 || walked < copied-lost {
+				t.Errorf("while memory was freed, there were %d walks and %d copies; %d were lost: want as many, and 10 or more", walked, copied, lost)
+			}
+		})
 	}
 }
 

@@ -49,7 +49,9 @@ type tracker struct {
 	tables  tables
 	spaces  map[*unwind.Space]*shared
 	procs   map[int32]*shared
-	ended   map[int32]uint64 // when processes ended that the kernel's program still knows: see end
+	ended   map[int32]ending // processes that ended and that the kernel's program still knows: see end
+	look    uint64           // when to look at them next
+	scoped  bool             // samples of unknown processes are not wanted
 	last    uint32           // number that a space was given
 	numbers map[uint32]bool  // those of spaces and dead
 	dead    []*shared        // spaces that no process has any more, and that a walk that runs can still read
@@ -80,7 +82,7 @@ func (t *tracker) start(coll *ebpf.Collection, o *Options, comm func(string) boo
 	t.tables.start(t, coll.Maps["tables"], coll.Maps["uses"], o.Memory)
 	t.bounds.start(int(coll.Maps["spaces"].MaxEntries()))
 	t.spaces, t.procs, t.numbers = map[*unwind.Space]*shared{}, map[int32]*shared{}, map[uint32]bool{}
-	t.ended = map[int32]uint64{}
+	t.ended = map[int32]ending{}
 	if o.Mods != nil {
 		t.ahead(filesOf(o.Command), o.Mods)
 	}
@@ -237,7 +239,7 @@ func (t *tracker) run() {
 				t.failed(fmt.Errorf("the time: %w", err))
 			}
 			last = until
-			t.gone(now)
+			t.gone()
 		}
 		if first != nil {
 			if err := first(); err != nil {
@@ -334,35 +336,44 @@ func (t *tracker) update(pid int32) {
 	t.set(pid, space)
 }
 
-// endedFor is for how long a process that has ended is known at least, ns; endedShare, what share of the kernel's map such processes may fill.
+// An ending is when to look whether a process that ended has gone, and how long to wait if it has not. Times are in ns.
+type ending struct{ at, wait uint64 }
+
 const (
-	endedFor   = uint64(time.Second)
-	endedShare = 4
+	firstLook = uint64(time.Second)
+	lastLook  = uint64(time.Minute)
+	askEvery  = uint64(100 * time.Millisecond)
+	endShare  = 4 // at most a quarter of the processes in the kernel's map have ended
 )
 
-// end notes the record of a process that ends. Newer kernels (6.18) write it before they free the process's memory: the program knows the process
-// until it has gone, and takes samples of that.
+// end notes the EXIT record of a process. Kernels since June 2025, stable ones too, write it before they free the process's memory. Where samples
+// of unknown processes are not wanted, the process is known until it has gone.
 func (t *tracker) end(pid int32) {
 	m := t.coll.Maps["processes"]
+	if !t.scoped || len(t.ended) >= int(m.MaxEntries())/endShare {
+		t.set(pid, nil)
+		return
+	}
 	err := m.Update(uint32(pid), processOf(pid, 0, 0), ebpf.UpdateExist)
 	t.unassign(pid)
-	if err != nil {
-		return // the program does not know it
-	}
-	if t.ended[pid] = monotonic(); len(t.ended) > int(m.MaxEntries())/endedShare {
-		for pid := range t.ended {
-			t.set(pid, nil)
-		}
-		clear(t.ended)
+	if err == nil { // else the program does not know it
+		t.ended[pid] = ending{monotonic() + firstLook, firstLook}
 	}
 }
 
-// gone takes the processes out of the kernel that ended a while ago, and are not there any more.
-func (t *tracker) gone(now uint64) {
+// gone takes the processes out of the kernel that have ended and gone.
+func (t *tracker) gone() {
+	now := monotonic()
+	if now < t.look {
+		return
+	}
+	t.look = now + askEvery
 	var pids []int32
-	for pid, at := range t.ended {
-		if now-at >= endedFor {
+	for pid, e := range t.ended {
+		if e.at <= now {
 			pids = append(pids, pid)
+			e.wait = min(2*e.wait, lastLook)
+			t.ended[pid] = ending{now + e.wait, e.wait}
 		}
 	}
 	for _, pid := range procfs.Gone(pids) {

@@ -21,6 +21,9 @@ const (
 	soonTime = 2
 )
 
+// leaveTime is how often to look whether processes that end have gone, ms.
+const leaveTime = 10
+
 // promptTime is how long at the beginning, when a command starts, records are looked at at once.
 const promptTime = 300 * time.Millisecond
 
@@ -69,7 +72,8 @@ func (r *Recorder) drainAll() {
 	defer close(r.drained)
 	wait := pollTime
 	began := time.Now()
-	for !r.stop.Load() && (!r.ends || r.live > 0 || r.leaving()) {
+	var leaving []int32 // processes that end, where no thread's events are live
+	for hungUp, over := false, false; !r.stop.Load() && !over; {
 		if r.poll(wait); r.program != nil && wait > soonTime && time.Since(began) > promptTime {
 			time.Sleep(soonTime * time.Millisecond) // every record wakes, and seldom comes alone
 		}
@@ -84,8 +88,16 @@ func (r *Recorder) drainAll() {
 				wait = 1
 			}
 		}
-		if r.again() || r.ends && r.live == 0 {
+		if r.again() {
 			wait = 1
+		}
+		ended := r.ends && r.live == 0
+		if ended && !hungUp {
+			leaving = r.last() // this round had the beginnings of all
+		}
+		if hungUp = ended; ended {
+			leaving = r.leaving(leaving)
+			over, wait = len(leaving) == 0, leaveTime
 		}
 	}
 	r.enable(false)
@@ -98,19 +110,24 @@ func (r *Recorder) drainAll() {
 	r.queue.close(r.fault)
 }
 
-// leaving says whether a process that was recorded still frees its memory, which the events of the processors see. Newer kernels (6.18) take a
-// thread's own events away before, and with them openEnd's.
-func (r *Recorder) leaving() bool {
-	if r.tree == nil {
-		return false
+// last returns the processes that may free their memory after their events have gone. Kernels since June 2025, stable ones too, take the
+// events of a thread away before, openEnd's included. Programs and the events of processors still see it.
+func (r *Recorder) last() []int32 {
+	if !r.family || r.program == nil && r.tree == nil {
+		return nil
 	}
-	return slices.ContainsFunc(slices.Concat(r.tree.Processes(), r.kin.Ended()), func(pid int32) bool {
+	return slices.Concat(r.scope.Processes(), r.kin.Processes())
+}
+
+// leaving returns those of some processes that have a thread which is no zombie.
+func (r *Recorder) leaving(pids []int32) []int32 {
+	return slices.DeleteFunc(pids, func(pid int32) bool {
 		is, ok := originOf(int(pid))
 		if !ok || !r.member(int(pid), is.start) {
-			return false
+			return true
 		}
-		tids, _ := procfs.Threads(int(pid)) // the first one waits for the others
-		return slices.ContainsFunc(tids, func(tid int) bool {
+		tids, _ := procfs.Threads(int(pid)) // the leader is a zombie until the other threads have gone
+		return !slices.ContainsFunc(tids, func(tid int) bool {
 			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", pid, tid))
 			state := procfs.State(stat)
 			return err == nil && state != 'Z' && state != 'X'

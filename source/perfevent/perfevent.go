@@ -155,7 +155,7 @@ type Recorder struct {
 	direct    map[int32]attached // threads that may turn out to have inherited events as well
 	inherited map[int32]bool     // threads that did
 	live      int                // targets that have not gone
-	ends      bool               // when live is 0
+	ends      bool               // when live is 0, and no process is leaving
 	epoll     int                // ready's descriptor
 	ready     *os.File           // it is, when one of the descriptors in it is
 	readyConn syscall.RawConn
