@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 
 	bpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -228,7 +227,7 @@ func needs() []Finding {
 		jit = "this user cannot read it"
 	}
 	add("bpf-jit", "net.core.bpf_jit_enable", !ok || on > 0, jit, "this kernel cannot run programs with functions otherwise", "sudo sysctl net.core.bpf_jit_enable=1")
-	add("pid-namespace", "in the first PID namespace", firstPIDs(), "", "processes outside of this namespace cannot be told apart", "run it outside of the container, or start the container with --pid=host")
+	add("pid-namespace", "in the first PID namespace", procfs.FirstPIDs(), "", "processes outside of this namespace have no numbers here, and are not recorded", "run it outside of the container, or start the container with --pid=host")
 	at := procfs.Mounted("cgroup2")
 	add("cgroup2", "cgroup v2, for --cgroup", at != "", at, "not mounted", "sudo mount -t cgroup2 none /sys/fs/cgroup")
 	tracing, err := perfevent.Tracefs()
@@ -276,15 +275,4 @@ func lockdown() string {
 	_, s, _ := strings.Cut(string(b), "[")
 	s, _, _ = strings.Cut(s, "]")
 	return s
-}
-
-// firstPIDs says whether this process is in the initial PID namespace, whose inode is PROC_PID_INIT_INO
-// (include/linux/proc_ns.h).
-func firstPIDs() bool {
-	st, err := os.Stat("/proc/self/ns/pid")
-	if err != nil {
-		return true
-	}
-	sys, ok := st.Sys().(*syscall.Stat_t)
-	return !ok || sys.Ino == 0xeffffffc
 }

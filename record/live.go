@@ -232,6 +232,13 @@ func (l *Live) Notes() (out []string) {
 	if note := l.EventNote(); note != "" {
 		out = append(out, note)
 	}
+	if l.plan.All && !procfs.FirstPIDs() {
+		what := "only processes of this container are recorded"
+		if l.prog == nil {
+			what = "processes outside this container have no names, and count as swapper's"
+		}
+		out = append(out, what+": run it outside, or start the container with --pid=host")
+	}
 	if st := l.Kernel(); st != nil && st.AtBegin {
 		out = append(out, "stacks are walked at each wait's beginning: this kernel lets nobody trace its function finish_task_switch")
 	}
@@ -385,6 +392,9 @@ func (l *Live) EndNotes() (out []string) {
 		return out
 	}
 	st := l.prog.Stats()
+	if st.Outside > 0 {
+		out = append(out, profile.Count(st.Outside, "sample was", "samples were")+" not taken, of processes outside this container: run it outside, or start the container with --pid=host")
+	}
 	if st.Evicted > 0 {
 		out = append(out, profile.Count(uint64(st.Evicted), "unwind table was", "unwind tables were")+" evicted from the kernel's memory, and their stacks copied: give more --memory")
 	}

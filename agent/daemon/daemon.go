@@ -169,13 +169,19 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 	})()
 	whole = d.agent.Run(gathering, late)
 	d.outputs.Close()
+	ran := true
 	select {
 	case err = <-ended:
 	case <-late.Done():
 		select {
 		case err = <-ended:
 		default:
-			whole = false
+			whole, ran = false, false
+		}
+	}
+	if ran {
+		for _, note := range append(d.rec.EndNotes(), s.Notes()...) {
+			o.Log.Info(note)
 		}
 	}
 	d.sum()
@@ -288,7 +294,7 @@ func (d *daemon) kernel() (k agent.Kernel, ok bool) {
 	}
 	return agent.Kernel{
 		Pace: k.Pace, Tables: st.Tables, TableBytes: int(st.TableBytes), MapBytes: st.MapBytes, Processes: st.Processes,
-		Walked: st.Samples, Copied: st.Copied, CutOff: st.CutOff, RingFull: st.RingFull, Nested: st.Nested, Forgotten: st.Forgotten,
+		Walked: st.Samples, Copied: st.Copied, CutOff: st.CutOff, RingFull: st.RingFull, Nested: st.Nested, Forgotten: st.Forgotten, Outside: st.Outside,
 		Evicted: uint64(st.Evicted), Failed: uint64(st.Failed), CPU: st.RunTime, Unplugged: d.rec.Unplugged(),
 	}, true
 }

@@ -35,6 +35,7 @@ type Stats struct {
 	RingFull   uint64 // lost: the ring buffer had no room
 	Nested     uint64 // lost: the event interrupted the program. Where it interrupts another BPF program, nobody counts
 	Forgotten  uint64 // lost: a blocked thread or a child that there was no room to remember, with AtEnd a thread that went on unseen, or a stack that never came
+	Outside    uint64 // not taken: samples of processes outside this PID namespace, where all are asked for
 	Processes  int    // that are known to the kernel now
 	Tables     int    // in the kernel now
 	TableBytes uint64 // their payload
@@ -125,9 +126,6 @@ type Options struct {
 // DefaultMemory is 1 GiB: the tables of 10 GiB of code. A sixteenth of procfs.MemoryLimit is the default where that is less: so a 64th of the machine's
 // memory, or a sixteenth of what a control group lets this program take, the kernel's memory for it included.
 const DefaultMemory = 1 << 30
-
-// initialPIDs is the inode of the first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
-const initialPIDs = 0xeffffffc
 
 // Load loads the program into the kernel. Close it after the recording.
 func Load(o Options) (_ *Program, err error) {
@@ -312,7 +310,7 @@ func (p *Program) set(name string, v any) error {
 // number makes the program number processes as this one's PID namespace does. It knows them by other numbers in the first.
 func (p *Program) number() error {
 	var st unix.Stat_t
-	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil || st.Ino == initialPIDs {
+	if procfs.FirstPIDs() || unix.Stat("/proc/self/ns/pid", &st) != nil {
 		return nil
 	}
 	return p.set("ns_ino", st.Ino)
@@ -680,6 +678,7 @@ const (
 	forgotten
 	copied
 	tooMany
+	outside
 	numCounters
 )
 
@@ -731,7 +730,7 @@ func (p *Program) Stats() Stats {
 		}
 	}
 	var per []uint64
-	for i, to := range [numCounters]*uint64{ringFull: &s.RingFull, nested: &s.Nested, forgotten: &s.Forgotten, copied: &s.Copied, tooMany: &s.CutOff} {
+	for i, to := range [numCounters]*uint64{ringFull: &s.RingFull, nested: &s.Nested, forgotten: &s.Forgotten, copied: &s.Copied, tooMany: &s.CutOff, outside: &s.Outside} {
 		if p.coll.Maps["counters"].Lookup(uint32(i), &per) == nil {
 			for _, n := range per {
 				*to += n
@@ -741,6 +740,6 @@ func (p *Program) Stats() Stats {
 	if p.whole {
 		s.Copied, s.CutOff = 0, s.Copied+s.CutOff
 	}
-	s.Forgotten += p.stacks.unknown.Load()
+	s.Forgotten += p.stacks.unknown.Load() + p.track.forgotten.Load()
 	return s
 }

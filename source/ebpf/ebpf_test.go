@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfevent"
@@ -338,6 +339,27 @@ func TestNamespace(t *testing.T) {
 	load(t, Options{}).Close()
 	if out, err := exec.Command("unshare", "--pid", "--fork", "--mount-proc", os.Args[0], "-test.run", "^(TestOffCPU|TestComm|TestNested)$", "-test.v").CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestOutside: of processes that are not in this PID namespace, samples are not taken, and counted, if all are asked for.
+func TestOutside(t *testing.T) {
+	oracle.Need(t, "unshare")
+	p := load(t, Options{})
+	if procfs.FirstPIDs() {
+		busy := exec.Command("sh", "-c", "while :; do :; done")
+		if err := busy.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer busy.Wait()
+		defer busy.Process.Kill()
+		if out, err := exec.Command("unshare", "--pid", "--fork", "--mount-proc", os.Args[0], "-test.run", "^TestOutside$", "-test.v").CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+	}
+	record(t, p, perfevent.Options{All: true, Duration: time.Second / 2, Frequency: 999}, func(*source.Sample) {})
+	if n := p.Stats().Outside; procfs.FirstPIDs() && n > 0 || !procfs.FirstPIDs() && n < 100 {
+		t.Errorf("%d samples are of processes outside; this is the first namespace: %v", n, procfs.FirstPIDs())
 	}
 }
 

@@ -82,7 +82,7 @@ func TestSharedNumbers(t *testing.T) {
 		"MAX_TABLES": maxTables, "MAX_PROBES": maxProbes, "VALUE_BYTES": valueBytes, "NUM_RANGES_BITS": numRangesBits, "RANGES": blockRanges,
 		"SIZE_FIRST": sizeFirst, "SIZE_SECOND": sizeSecond, "SIZE_PRODUCT": sizeProduct, "SIZE_OUT": sizeOut, "FREES": frees, "DRAWS": numDraws,
 		"IS_CONSTANT": int64(usdt.Constant), "IS_REGISTER": int64(usdt.Register), "IS_MEMORY": int64(usdt.Memory), "NO_REGISTER": noRegister,
-		"RING_FULL": ringFull, "NESTED": nested, "FORGOTTEN": forgotten, "COPIED": copied, "TOO_MANY": tooMany, "NUM_COUNTERS": numCounters,
+		"RING_FULL": ringFull, "NESTED": nested, "FORGOTTEN": forgotten, "COPIED": copied, "TOO_MANY": tooMany, "OUTSIDE": outside, "NUM_COUNTERS": numCounters,
 		"RANGE_CODE": int64(Code), "RANGE_TERMINAL": int64(Terminal), "RANGE_PLT": int64(PLT), "RANGE_LAZY": int64(LazyPLT),
 		"RANGE_INJECTED": int64(Injected), "RANGE_MOVED": int64(Moved), "RANGE_FORKS": int64(Forks),
 		"HOW_START": int64(unwind.HowStart), "HOW_CFI": int64(unwind.HowCFI), "HOW_SIGNAL": int64(unwind.HowSignal), "HOW_PLT": int64(unwind.HowPLT),

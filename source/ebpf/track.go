@@ -40,22 +40,23 @@ type tracker struct {
 	dec *source.Decoder
 
 	// The goroutine's.
-	world   *source.World
-	members *source.Members   // who is of interest; nil: everybody
-	comm    func(string) bool // which commands are; nil: all
-	full    atomic.Bool       // the kernel has no room for more names, and takes them for wanted
-	named   map[int32]bool    // whether a thread of a process has had such a name, since it executes its program; none: not known
-	coll    *ebpf.Collection
-	tables  tables
-	spaces  map[*unwind.Space]*shared
-	procs   map[int32]*shared
-	ended   map[int32]ending // processes that ended and that the kernel's program still knows: see end
-	look    uint64           // when to look at them next
-	scoped  bool             // samples of unknown processes are not wanted
-	last    uint32           // number that a space was given
-	numbers map[uint32]bool  // those of spaces and dead
-	dead    []*shared        // spaces that no process has any more, and that a walk that runs can still read
-	burying int              // so many of them wait for that
+	world     *source.World
+	members   *source.Members   // who is of interest; nil: everybody
+	comm      func(string) bool // which commands are; nil: all
+	full      atomic.Bool       // the kernel has no room for more names, and takes them for wanted
+	named     map[int32]bool    // whether a thread of a process has had such a name, since it executes its program; none: not known
+	coll      *ebpf.Collection
+	tables    tables
+	spaces    map[*unwind.Space]*shared
+	procs     map[int32]*shared
+	ended     map[int32]ending // processes that ended and that the kernel's program still knows: see end
+	look      uint64           // when to look at them next
+	forgotten atomic.Uint64    // processes that ended and for which there was no room
+	scoped    bool             // samples of unknown processes are not wanted
+	last      uint32           // number that a space was given
+	numbers   map[uint32]bool  // those of spaces and dead
+	dead      []*shared        // spaces that no process has any more, and that a walk that runs can still read
+	burying   int              // so many of them wait for that
 }
 
 // A shared is an address space in the kernel, and how many processes have it.
@@ -239,7 +240,7 @@ func (t *tracker) run() {
 				t.failed(fmt.Errorf("the time: %w", err))
 			}
 			last = until
-			t.gone()
+			t.gone(false)
 		}
 		if first != nil {
 			if err := first(); err != nil {
@@ -350,8 +351,14 @@ const (
 // of unknown processes are not wanted, the process is known until it has gone.
 func (t *tracker) end(pid int32) {
 	m := t.coll.Maps["processes"]
-	if !t.scoped || len(t.ended) >= int(m.MaxEntries())/endShare {
-		t.set(pid, nil)
+	most := int(m.MaxEntries()) / endShare
+	if t.scoped && len(t.ended) >= most {
+		t.gone(true)
+	}
+	if !t.scoped || len(t.ended) >= most {
+		if t.set(pid, nil); t.scoped {
+			t.forgotten.Add(1) // at least one sample of its memory's end may be lost
+		}
 		return
 	}
 	err := m.Update(uint32(pid), processOf(pid, 0, 0), ebpf.UpdateExist)
@@ -361,8 +368,8 @@ func (t *tracker) end(pid int32) {
 	}
 }
 
-// gone takes the processes out of the kernel that have ended and gone.
-func (t *tracker) gone() {
+// gone takes the processes out of the kernel that have ended and gone. It looks at those whose turn it is, or at all.
+func (t *tracker) gone(all bool) {
 	now := monotonic()
 	if now < t.look {
 		return
@@ -370,7 +377,7 @@ func (t *tracker) gone() {
 	t.look = now + askEvery
 	var pids []int32
 	for pid, e := range t.ended {
-		if e.at <= now {
+		if all || e.at <= now {
 			pids = append(pids, pid)
 			e.wait = min(2*e.wait, lastLook)
 			t.ended[pid] = ending{now + e.wait, e.wait}

@@ -198,9 +198,9 @@ struct {
 /*
  * What happened to samples. Lost: the ring buffer was full; an event interrupted the program; a blocked thread or a child
  * could not be remembered. Not lost: left to a copy of the stack, because a mapping or a table was not there yet, or cut off for that, where there
- * are no copies, or too many.
+ * are no copies, or too many. Not taken: those of processes that have no number in user space's PID namespace.
  */
-enum { RING_FULL, NESTED, FORGOTTEN, COPIED, TOO_MANY, NUM_COUNTERS };
+enum { RING_FULL, NESTED, FORGOTTEN, COPIED, TOO_MANY, OUTSIDE, NUM_COUNTERS };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -632,7 +632,12 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, u3
 	struct walk *w;
 	int copy = 0;
 
-	if ((!id && ns_ino) || !wanted((u32)(id >> 32), &p))
+	if (!id && ns_ino) {
+		if (!scoped && bpf_get_current_pid_tgid())
+			count(OUTSIDE);
+		return pass;
+	}
+	if (!wanted((u32)(id >> 32), &p))
 		return pass;
 	if (of > 1) {
 		if (r && ++r->hits % of != 0)
