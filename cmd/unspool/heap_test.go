@@ -360,6 +360,33 @@ func TestHeapProbes(t *testing.T) {
 	runProgram(t, "record", "--heap", "-p", "1", "--every", "1s", "-o", "-", "--format", "folded").want(t, 2, "^unspool: --every writes snapshots beside the output: give -o FILE")
 }
 
+// TestHeapProbesEarly: what is allocated while a recording begins, and freed later, takes nothing from what is in use.
+func TestHeapProbesEarly(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "gcc")
+	if os.Geteuid() != 0 {
+		oracle.Lacks(t, "root")
+	}
+	ring := exec.Command(heapProgram(t, "gcc", "c", `#include <stdlib.h>
+#include <unistd.h>
+static void *ring[1000];
+__attribute__((noipa)) void turn(int i) { free(ring[i]); ring[i] = malloc(1000); usleep(50); }
+int main(void) { for (int i = 0;; i = (i + 1) % 1000) turn(i); }`))
+	if err := ring.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer ring.Wait()
+	defer ring.Process.Kill()
+	c := program(t, "record", "--heap=all", "-p", strconv.Itoa(ring.Process.Pid), "--duration", "1s", "-o", "p.folded", "--heap-value", "inuse_objects")
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if !regexp.MustCompile(`, (999|1,000) objects · `).Match(out) { // between a free and a malloc, it is one less
+		t.Errorf("a ring of 1,000 objects: %s", out)
+	}
+}
+
 // TestHeapProbesNested: an allocation by a function that calls another one of the same file counts once, a realloc that fails frees nothing, the first
 // allocation is a sample no sooner than others, and an operator new may throw.
 func TestHeapProbesNested(t *testing.T) {

@@ -602,6 +602,13 @@ func (p *Program) Begin(records []byte) <-chan struct{} {
 	return p.track.begin(records)
 }
 
+// Began implements perfevent.Program. Only what follows allocations asks for it.
+func (p *Program) Began(time uint64) {
+	if err := p.set("began", time); err != nil {
+		p.track.failed(err)
+	}
+}
+
 // Observe implements perfevent.Program.
 func (p *Program) Observe(raw []byte) {
 	if p.names != nil {

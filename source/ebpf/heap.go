@@ -356,6 +356,7 @@ type allocation struct {
 	ID, Size, Weight uint64
 	PID, TID         int32
 	Published, _     uint32
+	Time             uint64
 }
 
 type call struct {

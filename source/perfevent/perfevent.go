@@ -96,6 +96,9 @@ type Program interface {
 	// the kernel can walk the stacks of all of them.
 	Begin(records []byte) (known <-chan struct{})
 
+	// Began is called once, when samples begin to count: those from before a time of CLOCK_MONOTONIC do not.
+	Began(time uint64)
+
 	// Observe is called with each record of the kernel's, in the order of the rings. It must not keep raw. Calls can come before
 	// Begin's.
 	Observe(raw []byte)
@@ -416,6 +419,9 @@ func (r *Recorder) Next() (raw []byte, buf *source.Buffer, err error) {
 func (r *Recorder) begin() {
 	if r.reading.Swap(false) {
 		r.began.Store(monotonic())
+	}
+	if r.program != nil {
+		r.program.Began(max(r.began.Load(), 1))
 	}
 }
 

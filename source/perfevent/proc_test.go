@@ -216,6 +216,7 @@ func (k *knower) Start(*source.Decoder, source.Trigger) error { return nil }
 func (k *knower) FD() int                                     { return k.fd }
 func (k *knower) Ready() int                                  { return k.ready }
 func (k *knower) Begin([]byte) <-chan struct{}                { return k.begin() }
+func (k *knower) Began(uint64)                                {}
 func (k *knower) Observe([]byte)                              {}
 func (k *knower) Samples(uint64, func(n int) []byte) bool     { return false }
 func (k *knower) End(func(n int) []byte)                      {}

@@ -20,6 +20,7 @@ struct object {
 	u64 id, size, weight; /* weight: the bytes that it stands for, as the process says */
 	u32 pid, tid;
 	u32 published, pad; /* published: it says so */
+	u64 time;	    /* when its record was written */
 };
 
 /* What a thread calls, until it returns: an allocation, and what realloc frees if it does not fail. */
@@ -147,13 +148,18 @@ static __always_inline int argument_of(void *ctx, struct argument *a, u64 *to)
 	return 1;
 }
 
-/* Writes that an object was allocated or freed: its stack has come before. */
+/* Writes that an object was allocated or freed: its stack has come before. The end of one from before the recording is none of its records. */
 static __always_inline void tell(struct object *o, u32 pad)
 {
 	struct sample s = {};
-	u64 flags = bpf_ringbuf_query(&samples, BPF_RB_AVAIL_DATA) > ring_size / 4 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+	u64 flags, now = bpf_ktime_get_ns();
 
-	s.time = bpf_ktime_get_ns();
+	if (!(pad & FREED))
+		o->time = now;
+	else if (!began || o->time < began)
+		return;
+	flags = bpf_ringbuf_query(&samples, BPF_RB_AVAIL_DATA) > ring_size / 4 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+	s.time = now;
 	s.period = o->size;
 	if (o->published) {
 		s.period = o->weight;

@@ -252,6 +252,7 @@ volatile u32 one_of;	/* a sample is taken at one of so many events, which counts
 volatile u32 threshold; /* ns: of shorter waits, some count for all; can change while waits are recorded */
 volatile u64 cgroup;	/* the number of that */
 volatile u64 ns_ino; /* of the PID namespace that numbers processes; 0: the first */
+volatile u64 began;  /* samples count from then on; 0: not yet */
 volatile u64 seed;	/* of stack IDs */
 
 /*
