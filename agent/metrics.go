@@ -112,7 +112,8 @@ var (
 	descMaps    = describe("kernel_map_bytes", "Memory of all maps of the programs in the kernel.")
 	descRun     = describe("kernel_cpu_seconds_total", "CPU time of the programs in the kernel, where it counts it (kernel.bpf_stats_enabled).")
 	descFailed  = describe("kernel_failed_total", "Address spaces and unwind tables that could not be brought into the kernel.")
-	descLostWhy = describe("kernel_lost_samples_total", "Samples that the programs in the kernel have lost: ring-full (nobody read in time), nested (one interrupted another), forgotten (a thread or stack found no room), outside (of a process that is not in the agent's container).", "why")
+	descLostWhy = describe("kernel_lost_samples_total", "Samples that the programs in the kernel have lost: ring-full (nobody read in time), nested (one interrupted another), forgotten (a thread or stack found no room).", "why")
+	descOutside = describe("kernel_outside_samples_total", "Samples of processes outside the agent's container, which were not taken.")
 	descWalked  = describe("walked_stacks_total", "Stacks walked in the kernel.")
 	descEvicted = describe("kernel_tables_evicted_total", "Unwind tables that had to make room.")
 	descSpaces  = describe("kernel_processes", "Processes whose mappings the kernel's walk knows.")
@@ -181,10 +182,11 @@ func (o *Outside) Collect(to chan<- prometheus.Metric) {
 		gauge(descMaps, float64(k.MapBytes))
 		counter(descEvicted, k.Evicted)
 		counter(descFailed, k.Failed)
-		for why, n := range map[string]uint64{"ring-full": k.RingFull, "nested": k.Nested, "forgotten": k.Forgotten, "outside": k.Outside} {
+		for why, n := range map[string]uint64{"ring-full": k.RingFull, "nested": k.Nested, "forgotten": k.Forgotten} {
 			counter(descLostWhy, n, why)
 		}
 		to <- prometheus.MustNewConstMetric(descRun, prometheus.CounterValue, k.CPU.Seconds())
+		counter(descOutside, k.Outside)
 		counter(descWalked, k.Walked)
 		counter(descCopied, k.Copied)
 		counter(descCutOff, k.CutOff)

@@ -227,7 +227,7 @@ func needs() []Finding {
 		jit = "this user cannot read it"
 	}
 	add("bpf-jit", "net.core.bpf_jit_enable", !ok || on > 0, jit, "this kernel cannot run programs with functions otherwise", "sudo sysctl net.core.bpf_jit_enable=1")
-	add("pid-namespace", "in the first PID namespace", procfs.FirstPIDs(), "", "processes outside of this namespace have no numbers here, and are not recorded", "run it outside of the container, or start the container with --pid=host")
+	add("pid-namespace", "in the first PID namespace", procfs.FirstPIDs(), "", "processes outside of this namespace have no numbers here: they are not recorded, or not named", "run it outside of the container, or start the container with --pid=host")
 	at := procfs.Mounted("cgroup2")
 	add("cgroup2", "cgroup v2, for --cgroup", at != "", at, "not mounted", "sudo mount -t cgroup2 none /sys/fs/cgroup")
 	tracing, err := perfevent.Tracefs()

@@ -370,15 +370,30 @@ func TestHeapProbesEarly(t *testing.T) {
 	ring := exec.Command(heapProgram(t, "gcc", "c", `#include <stdlib.h>
 #include <unistd.h>
 static void *ring[1000];
-__attribute__((noipa)) void turn(int i) { free(ring[i]); ring[i] = malloc(1000); usleep(50); }
-int main(void) { for (int i = 0;; i = (i + 1) % 1000) turn(i); }`))
+__attribute__((noipa)) void turn(int i) { free(ring[i]); ring[i] = malloc(1000); for (volatile int j = 0; j < 20000; j++); }
+int main(void) {
+	for (int rounds = 0;; rounds = 1) {
+		for (int i = 0; i < 1000; i++) turn(i);
+		if (!rounds && write(1, "a", 1) != 1) return 1;
+	}
+}`))
+	says, err := ring.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := ring.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer ring.Wait()
 	defer ring.Process.Kill()
-	c := program(t, "record", "--heap=all", "-p", strconv.Itoa(ring.Process.Pid), "--duration", "1s", "-o", "p.folded", "--heap-value", "inuse_objects")
+	if _, err := says.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	c := program(t, "record", "--heap=all", "-p", strconv.Itoa(ring.Process.Pid), "--duration", "2s", "-o", "p.folded", "--heap-value", "inuse_objects")
 	out, err := c.CombinedOutput()
+	if strings.Contains(string(out), "needs root") {
+		oracle.Lacks(t, "the permission to load programs into the kernel")
+	}
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

@@ -176,6 +176,17 @@ func State(stat []byte) byte {
 	return 0
 }
 
+// Exiting says whether a thread is about to end, and is no zombie yet, from the text of /proc/PID/task/TID/stat.
+func Exiting(stat []byte) bool {
+	const flags, pfExiting = 9 - 3, 4 // proc_pid_stat(5); include/linux/sched.h
+	f := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(f) <= flags || f[0][0] == 'Z' || f[0][0] == 'X' {
+		return false
+	}
+	n, err := strconv.ParseUint(string(f[flags]), 10, 64)
+	return err == nil && n&pfExiting != 0
+}
+
 // Segments returns where the segments of a process's program begin and end in its memory, from the text of /proc/PID/stat (proc_pid_stat(5), startcode
 // and end_data, in the file: without .bss); zeros if the text does not say so, as where this process may not know.
 func Segments(stat []byte) (lo, hi uint64) {

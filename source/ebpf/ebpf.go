@@ -35,7 +35,7 @@ type Stats struct {
 	RingFull   uint64 // lost: the ring buffer had no room
 	Nested     uint64 // lost: the event interrupted the program. Where it interrupts another BPF program, nobody counts
 	Forgotten  uint64 // lost: a blocked thread or a child that there was no room to remember, with AtEnd a thread that went on unseen, or a stack that never came
-	Outside    uint64 // not taken: samples of processes outside this PID namespace, where all are asked for
+	Outside    uint64 // not taken: samples at events, of processes outside this PID namespace, where all are asked for
 	Processes  int    // that are known to the kernel now
 	Tables     int    // in the kernel now
 	TableBytes uint64 // their payload
@@ -602,7 +602,7 @@ func (p *Program) Begin(records []byte) <-chan struct{} {
 	return p.track.begin(records)
 }
 
-// Began implements perfevent.Program. Only what follows allocations asks for it.
+// Began implements perfevent.Program. Only the programs at allocators read it.
 func (p *Program) Began(time uint64) {
 	if err := p.set("began", time); err != nil {
 		p.track.failed(err)

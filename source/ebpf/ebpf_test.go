@@ -353,9 +353,13 @@ func TestOutside(t *testing.T) {
 		}
 		defer busy.Wait()
 		defer busy.Process.Kill()
-		if out, err := exec.Command("unshare", "--pid", "--fork", "--mount-proc", os.Args[0], "-test.run", "^TestOutside$", "-test.v").CombinedOutput(); err != nil {
+		inner := exec.Command("unshare", "--pid", "--fork", "--mount-proc", os.Args[0], "-test.run", "^TestOutside$", "-test.v")
+		inner.Env = append(os.Environ(), "OUTSIDE_IS_BUSY=1")
+		if out, err := inner.CombinedOutput(); err != nil {
 			t.Errorf("%v\n%s", err, out)
 		}
+	} else if os.Getenv("OUTSIDE_IS_BUSY") == "" {
+		oracle.Lacks(t, "the first PID namespace")
 	}
 	record(t, p, perfevent.Options{All: true, Duration: time.Second / 2, Frequency: 999}, func(*source.Sample) {})
 	if n := p.Stats().Outside; procfs.FirstPIDs() && n > 0 || !procfs.FirstPIDs() && n < 100 {

@@ -51,6 +51,7 @@ type tracker struct {
 	procs     map[int32]*shared
 	ended     map[int32]ending // processes that ended and that the kernel's program still knows: see end
 	look      uint64           // when to look at them next
+	crowded   uint64           // when to look at all of them next, where there is no room for more
 	forgotten atomic.Uint64    // processes that ended and for which there was no room
 	scoped    bool             // samples of unknown processes are not wanted
 	last      uint32           // number that a space was given
@@ -240,7 +241,7 @@ func (t *tracker) run() {
 				t.failed(fmt.Errorf("the time: %w", err))
 			}
 			last = until
-			t.gone(false)
+			t.gone()
 		}
 		if first != nil {
 			if err := first(); err != nil {
@@ -351,30 +352,31 @@ const (
 // of unknown processes are not wanted, the process is known until it has gone.
 func (t *tracker) end(pid int32) {
 	m := t.coll.Maps["processes"]
-	most := int(m.MaxEntries()) / endShare
-	if t.scoped && len(t.ended) >= most {
-		t.gone(true)
+	most, now := int(m.MaxEntries())/endShare, monotonic()
+	if len(t.ended) >= most && now >= t.crowded {
+		t.crowded = now + askEvery
+		t.ask(now, true)
 	}
-	if !t.scoped || len(t.ended) >= most {
-		if t.set(pid, nil); t.scoped {
-			t.forgotten.Add(1) // at least one sample of its memory's end may be lost
-		}
-		return
-	}
-	err := m.Update(uint32(pid), processOf(pid, 0, 0), ebpf.UpdateExist)
 	t.unassign(pid)
-	if err == nil { // else the program does not know it
-		t.ended[pid] = ending{monotonic() + firstLook, firstLook}
+	if !t.scoped || len(t.ended) >= most {
+		if m.Delete(uint32(pid)) == nil && t.scoped {
+			t.forgotten.Add(1) // samples of its memory's end may be lost
+		}
+	} else if m.Update(uint32(pid), processOf(pid, 0, 0), ebpf.UpdateExist) == nil { // else the program does not know it
+		t.ended[pid] = ending{now + firstLook, firstLook}
 	}
 }
 
-// gone takes the processes out of the kernel that have ended and gone. It looks at those whose turn it is, or at all.
-func (t *tracker) gone(all bool) {
-	now := monotonic()
-	if now < t.look {
-		return
+// gone takes the processes out of the kernel that have ended and gone, as far as it is time to ask.
+func (t *tracker) gone() {
+	if now := monotonic(); now >= t.look {
+		t.look = now + askEvery
+		t.ask(now, false)
 	}
-	t.look = now + askEvery
+}
+
+// ask takes those out that have gone: of all that have ended, or of those whose turn it is.
+func (t *tracker) ask(now uint64, all bool) {
 	var pids []int32
 	for pid, e := range t.ended {
 		if all || e.at <= now {

@@ -150,7 +150,7 @@ func Read(dir string) ([]*Process, error) {
 		all = append(all, p)
 	}
 	if n := len(names) - maxFiles; n > 0 && len(all) > 0 {
-		all[len(all)-1].Damaged += uint64(n) // whose they are, nobody looks
+		all[len(all)-1].Damaged += uint64(n) // nobody has looked whose these are
 	}
 	return all, nil
 }

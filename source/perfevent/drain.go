@@ -119,7 +119,8 @@ func (r *Recorder) last() []int32 {
 	return slices.Concat(r.scope.Processes(), r.kin.Processes())
 }
 
-// leaving returns those of some processes that have a thread which is no zombie.
+// leaving returns those of some processes that have a thread which ends, and is no zombie yet. Others run without events: an execve that gains rights
+// takes them away.
 func (r *Recorder) leaving(pids []int32) []int32 {
 	return slices.DeleteFunc(pids, func(pid int32) bool {
 		is, ok := originOf(int(pid))
@@ -129,8 +130,7 @@ func (r *Recorder) leaving(pids []int32) []int32 {
 		tids, _ := procfs.Threads(int(pid)) // the leader is a zombie until the other threads have gone
 		return !slices.ContainsFunc(tids, func(tid int) bool {
 			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", pid, tid))
-			state := procfs.State(stat)
-			return err == nil && state != 'Z' && state != 'X'
+			return err == nil && procfs.Exiting(stat)
 		})
 	})
 }

@@ -96,7 +96,8 @@ type Program interface {
 	// the kernel can walk the stacks of all of them.
 	Begin(records []byte) (known <-chan struct{})
 
-	// Began is called once, when samples begin to count: those from before a time of CLOCK_MONOTONIC do not.
+	// Began says when samples begin to count: at a time of CLOCK_MONOTONIC that is still to come. It may be called again before that, with a later
+	// time. 1: all count.
 	Began(time uint64)
 
 	// Observe is called with each record of the kernel's, in the order of the rings. It must not keep raw. Calls can come before
@@ -417,11 +418,22 @@ func (r *Recorder) Next() (raw []byte, buf *source.Buffer, err error) {
 
 // begin says that all has been read that was there before. Samples from then on count: reading ends first, so that none of them is dropped.
 func (r *Recorder) begin() {
-	if r.reading.Swap(false) {
+	switch running := r.reading.Swap(false); {
+	case r.program == nil && running:
 		r.began.Store(monotonic())
-	}
-	if r.program != nil {
-		r.program.Began(max(r.began.Load(), 1))
+	case r.program == nil:
+	case running:
+		for {
+			at := monotonic() + uint64(time.Millisecond)
+			r.program.Began(at)
+			if now := monotonic(); now < at { // the program knows it in time
+				r.began.Store(at)
+				time.Sleep(time.Duration(at - now)) // whatever happens after Open counts
+				return
+			}
+		}
+	default:
+		r.program.Began(1)
 	}
 }
 

@@ -148,7 +148,7 @@ static __always_inline int argument_of(void *ctx, struct argument *a, u64 *to)
 	return 1;
 }
 
-/* Writes that an object was allocated or freed: its stack has come before. The end of one from before the recording is none of its records. */
+/* Writes that an object was allocated or freed: its stack has come before. If it is older than the recording, nothing is written when it is freed. */
 static __always_inline void tell(struct object *o, u32 pad)
 {
 	struct sample s = {};

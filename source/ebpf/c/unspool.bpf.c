@@ -240,7 +240,7 @@ struct {
 	__type(value, struct cache);
 } caches SEC(".maps");
 
-/* What user space asks for: set before there are events, seed apart. */
+/* What user space asks for: set before there are events. began and seed are set later, and some can change. */
 volatile u32 pass;	/* let events write their own samples, too */
 volatile u32 scoped;	/* only processes that are known */
 volatile u32 self;	/* not this one */
@@ -633,17 +633,16 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, u3
 	struct walk *w;
 	int copy = 0;
 
-	if (!id && ns_ino) {
-		if (!scoped && bpf_get_current_pid_tgid())
-			count(OUTSIDE);
-		return pass;
-	}
-	if (!wanted((u32)(id >> 32), &p))
+	if ((!id && ns_ino && !bpf_get_current_pid_tgid()) || !wanted((u32)(id >> 32), &p))
 		return pass;
 	if (of > 1) {
 		if (r && ++r->hits % of != 0)
 			return pass;
 		period *= of;
+	}
+	if (!id && ns_ino) {
+		count(OUTSIDE);
+		return pass;
 	}
 	if (!c || !r || r->busy) {
 		count(NESTED);
