@@ -64,6 +64,18 @@ func TestLongBuildID(t *testing.T) {
 	}
 }
 
+// TestExiting: a thread ends from the flag on until it is a zombie, whatever its name is.
+func TestExiting(t *testing.T) {
+	for text, want := range map[string]bool{
+		"1 (a) R 0 1 1 0 -1 4194308 0": true, "1 (a) 9) D 0 1 1 0 -1 4 0": true, "1 (a) R 0 1 1 0 -1 4194304 0": false, "1 (a) Z 0 1 1 0 -1 4 0": false,
+		"1 (a) X 0 1 1 0 -1 4 0": false, "1 (a) R 0 1 1 0 -1": false, "1 (a) R 0 1 1 0 -1 x": false, "": false, "1 (a)": false,
+	} {
+		if got := Exiting([]byte(text)); got != want {
+			t.Errorf("Exiting(%q) = %v, want %v", text, got, want)
+		}
+	}
+}
+
 func encode(parts ...any) (b []byte) {
 	for _, p := range parts {
 		b, _ = binary.Append(b, binary.LittleEndian, p)

@@ -34,7 +34,7 @@ type Stats struct {
 	CutOff     uint64 // the same, without copies, or with too many: the stack ends there
 	RingFull   uint64 // lost: the ring buffer had no room
 	Nested     uint64 // lost: the event interrupted the program. Where it interrupts another BPF program, nobody counts
-	Forgotten  uint64 // lost: a blocked thread or a child that there was no room to remember, with AtEnd a thread that went on unseen, or a stack that never came
+	Forgotten  uint64 // lost: a blocked thread, a child or one that ended that there was no room to remember; with AtEnd a thread that went on unseen; a stack that never came
 	Outside    uint64 // not taken: samples at events, of processes outside this PID namespace, where all are asked for
 	Processes  int    // that are known to the kernel now
 	Tables     int    // in the kernel now
