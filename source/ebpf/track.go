@@ -54,6 +54,7 @@ type tracker struct {
 	crowded   uint64           // when to look at all of them next, where there is no room for more
 	forgotten atomic.Uint64    // processes that ended and for which there was no room
 	scoped    bool             // samples of unknown processes are not wanted
+	backoff   time.Duration    // until ended processes are looked for again
 	last      uint32           // number that a space was given
 	numbers   map[uint32]bool  // those of spaces and dead
 	dead      []*shared        // spaces that no process has any more, and that a walk that runs can still read
@@ -217,6 +218,7 @@ func (t *tracker) run() {
 			switch t.world.Apply(&r); {
 			case r.Type == source.RecordLost:
 				t.reap(touched)
+				t.backoff = 0
 				t.again.Store(int64(monotonic() + uint64(time.Second))) // some have ended and are waited for
 			case r.Type != source.RecordFork || r.PID != r.PPID:
 				touched[r.PID] = true
@@ -249,7 +251,9 @@ func (t *tracker) run() {
 			}
 		}
 		if t.due() {
-			t.again.Store(int64(monotonic() + uint64(time.Minute))) // a thread's end may be lost, and the process end later
+			// A thread's end may be lost, and the process end later. The last loss of a processor is said when it has another record.
+			t.backoff = min(max(2*t.backoff, 2*time.Second), time.Minute)
+			t.again.Store(int64(monotonic() + uint64(t.backoff)))
 			t.reap(touched)
 		}
 		if ready {
