@@ -176,10 +176,19 @@ func State(stat []byte) byte {
 	return 0
 }
 
+// fields returns the fields of a text of /proc/PID/stat from the third one, the state, on; none if the text has no name.
+func fields(stat []byte) [][]byte {
+	i := bytes.LastIndexByte(stat, ')') // the name, in parentheses, may contain some
+	if i < 0 {
+		return nil
+	}
+	return bytes.Fields(stat[i+1:])
+}
+
 // Exiting says whether a thread is about to end, and is no zombie yet, from the text of /proc/PID/task/TID/stat.
 func Exiting(stat []byte) bool {
 	const flags, pfExiting = 9 - 3, 4 // proc_pid_stat(5); include/linux/sched.h
-	f := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	f := fields(stat)
 	if len(f) <= flags || f[0][0] == 'Z' || f[0][0] == 'X' {
 		return false
 	}
@@ -190,10 +199,9 @@ func Exiting(stat []byte) bool {
 // Segments returns where the segments of a process's program begin and end in its memory, from the text of /proc/PID/stat (proc_pid_stat(5), startcode
 // and end_data, in the file: without .bss); zeros if the text does not say so, as where this process may not know.
 func Segments(stat []byte) (lo, hi uint64) {
-	i := bytes.LastIndexByte(stat, ')')
-	f := bytes.Fields(stat[i+1:]) // from the third field on
+	f := fields(stat)
 	const startCode, endData = 26 - 3, 46 - 3
-	if i < 0 || len(f) <= endData {
+	if len(f) <= endData {
 		return 0, 0
 	}
 	lo, err := strconv.ParseUint(string(f[startCode]), 10, 64)

@@ -419,21 +419,19 @@ func (r *Recorder) Next() (raw []byte, buf *source.Buffer, err error) {
 // begin says that all has been read that was there before. Samples from then on count: reading ends first, so that none of them is dropped.
 func (r *Recorder) begin() {
 	switch running := r.reading.Swap(false); {
-	case r.program == nil && running:
-		r.began.Store(monotonic())
-	case r.program == nil:
-	case running:
-		for {
-			at := monotonic() + uint64(time.Millisecond)
-			r.program.Began(at)
-			if now := monotonic(); now < at { // the program knows it in time
-				r.began.Store(at)
-				time.Sleep(time.Duration(at - now)) // whatever happens after Open counts
-				return
-			}
-		}
-	default:
+	case !running && r.program != nil:
 		r.program.Began(1)
+	case running && r.program == nil:
+		r.began.Store(monotonic())
+	case running:
+		at, now := uint64(0), uint64(0)
+		for at <= now { // until the program knows it in time
+			at = monotonic() + uint64(time.Millisecond)
+			r.program.Began(at)
+			now = monotonic()
+		}
+		r.began.Store(at)
+		time.Sleep(time.Duration(at - now)) // whatever happens after Open counts
 	}
 }
 
